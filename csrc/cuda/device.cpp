@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 
 #include "core/arena.h"
 #include "core/text.h"
@@ -106,7 +107,15 @@ Device::Device(int number) : api_(driver()) {
   check(api_.retain(&context_, number_), "cuda: the GPU gives no context");
 }
 
-std::shared_ptr<Device> Device::open(int number) { return std::shared_ptr<Device>(new Device(number)); }
+std::shared_ptr<Device> Device::open(int number) {
+  static std::mutex mutex;
+  static std::map<std::pair<const DriverApi*, int>, std::weak_ptr<Device>> opened;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<Device>& known = opened[{&driver(), number}];
+  std::shared_ptr<Device> device = known.lock();
+  if (!device) known = device = std::shared_ptr<Device>(new Device(number));
+  return device;
+}
 
 Device::~Device() {
   {

@@ -16,7 +16,8 @@ namespace moeflux::cuda {
 
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  // The GPU that the driver shows under this number. NoSuchDevice or DeviceError, with the reason.
+  // The GPU that the driver shows under this number, the same object while anybody has it: a context takes a tenth of
+  // a second. NoSuchDevice or DeviceError, with the reason.
   static std::shared_ptr<Device> open(int number = 0);
   // The names of all that the driver shows, in the order of their numbers; none is used for that.
   static std::vector<std::string> names();

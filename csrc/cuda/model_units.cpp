@@ -84,7 +84,16 @@ void add_experts(const WorkSizes& sizes, Wanted& wanted) {
 }  // namespace
 
 std::vector<std::string> units_for(const WorkSizes& sizes, const std::vector<DType>& rows) {
-  Wanted wanted;
+  Wanted wanted;  // those that take longest come first, so that nobody waits for one of them alone at the end
+  for (const DType type : rows) {
+    wanted.add("attention_merge");
+    const char* kept = type == DType::f32 ? "f32" : type == DType::bf16 ? "bf16" : "codes";
+    for (const int64_t dim : sizes.value_dims) {
+      if (dim == 128 || dim == 256) wanted.add(concat("attention_tiles_", kept, "_", dim));
+      for (const char* kind : {"", "chunks_", "spans_"})
+        wanted.add(concat("attention_", kind, kept, "_", divide_up(dim, attention_threads)));
+    }
+  }
   wanted.add("rms_norm");
   wanted.add("survey");
   wanted.add("shortlist");
@@ -100,15 +109,6 @@ std::vector<std::string> units_for(const WorkSizes& sizes, const std::vector<DTy
     wanted.add("delta_gates");
     wanted.add(delta_kernel(sizes.key_dim));
     if (sizes.key_dim == delta_key_dim) wanted.add("gated_delta_many");
-  }
-  for (const DType type : rows) {
-    wanted.add("attention_merge");
-    const char* kept = type == DType::f32 ? "f32" : type == DType::bf16 ? "bf16" : "codes";
-    for (const int64_t dim : sizes.value_dims) {
-      if (dim == 128 || dim == 256) wanted.add(concat("attention_tiles_", kept, "_", dim));
-      for (const char* kind : {"", "chunks_", "spans_"})
-        wanted.add(concat("attention_", kind, kept, "_", divide_up(dim, attention_threads)));
-    }
   }
   return wanted.take();
 }

@@ -33,6 +33,7 @@ constexpr std::array devices = {
         .prepared_bytes = metal::MetalBackend::prepared_bytes,
         .prepared_host_bytes = nullptr,
         .to_compile = nullptr,
+        .hold = nullptr,
         .make = [](const BackendOptions&, int64_t fail_at_op) -> std::unique_ptr<Backend> {
           return std::make_unique<metal::MetalBackend>(metal::make_device(), metal::max_work(), fail_at_op);
         },
@@ -52,6 +53,7 @@ constexpr std::array devices = {
         .prepared_bytes = cuda::CudaBackend::prepared_bytes,
         .prepared_host_bytes = cuda::CudaBackend::prepared_host_bytes,
         .to_compile = cuda::CudaBackend::to_compile,
+        .hold = [](int device) -> std::shared_ptr<const void> { return cuda::Device::open(device); },
         .make = [](const BackendOptions& options, int64_t fail_at_op) -> std::unique_ptr<Backend> {
           return std::make_unique<cuda::CudaBackend>(cuda::Device::open(options.device), fail_at_op);
         },
@@ -67,6 +69,7 @@ constexpr std::array devices = {
         .prepared_bytes = CpuBackend::prepared_bytes,
         .prepared_host_bytes = nullptr,
         .to_compile = nullptr,
+        .hold = nullptr,
         .make = [](const BackendOptions& options, int64_t fail_at_op) -> std::unique_ptr<Backend> {
           return std::make_unique<CpuBackend>(options.isa, options.exact, options.threads, fail_at_op);
         },
@@ -118,6 +121,19 @@ std::string device_failure() {
     if (std::string failure = entry.failure(); !failure.empty()) return failure;
   }
   return "";
+}
+
+std::shared_ptr<const void> held_device(const std::string& name, int device) {
+  const DeviceEntry* meant = named("backend", name);
+  if (!meant) meant = forced();
+  for (const DeviceEntry& entry : devices) {
+    if (!entry.hold || (meant && meant != &entry)) continue;
+    try {
+      return entry.hold(device);
+    } catch (const DeviceError&) {  // whoever needs it will hear why
+    }
+  }
+  return nullptr;
 }
 
 std::unique_ptr<Backend> make_backend(const std::string& name, const BackendOptions& options,

@@ -45,6 +45,7 @@ struct DeviceEntry {
   // Kernels of a model with such rows of keys and values that take time to make, by names that `compile` knows; null:
   // none.
   std::vector<std::string> (*to_compile)(const WorkSizes& sizes, DType rows, int device);
+  std::shared_ptr<const void> (*hold)(int device);  // opens it until nobody has that any more; null: nothing to open
   std::unique_ptr<Backend> (*make)(const BackendOptions& options, int64_t fail_at_op);
 };
 
@@ -58,6 +59,10 @@ const DeviceEntry& device_entry(const std::string& name, int device);
 // Why "auto" is not the device that this machine should have. Empty when it is, or when there is no such device.
 // Whoever talks to the user says it once.
 std::string device_failure();
+
+// What keeps that device open, for somebody who will ask much about it and then use it: to open a GPU takes tenths of a
+// second. Null if there is nothing to open, or it does not open.
+std::shared_ptr<const void> held_device(const std::string& name, int device);
 
 // The backend of the device of that name. DeviceError when there is no such device here, or it does not work.
 std::unique_ptr<Backend> make_backend(const std::string& name, const BackendOptions& options,

@@ -7,10 +7,18 @@
 #include "metal/pipelines.h"
 #include "metal/shaders.h"
 #include "python/bindings.h"
+#include "python/class.h"
 
 namespace py = pybind11;
 
 namespace moeflux::python {
+namespace {
+
+struct HeldDevice {
+  std::shared_ptr<const void> device;
+};
+
+}  // namespace
 
 void register_metal(py::module_& m) {
   m.def(
@@ -19,6 +27,11 @@ void register_metal(py::module_& m) {
   m.def(
       "device_failure", &device_failure, py::call_guard<Released>(),
       "Why `auto` is not the device that this machine should have. Empty when it is, or when there is no such device.");
+  Class<HeldDevice>(m, "HeldDevice", "A device that stays open as long as this lives.");
+  m.def(
+      "held_device", [](const std::string& backend, int device) { return HeldDevice{held_device(backend, device)}; },
+      py::arg("backend"), py::arg("device"), py::call_guard<Released>(),
+      "Opens the device once for all that follows: planning, compiling and loading. Nothing if it does not open.");
   m.def(
       "device_memory",
       [](const std::string& backend, int number) -> std::optional<int64_t> {

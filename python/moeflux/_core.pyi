@@ -27,6 +27,7 @@ __all__: list[str] = [
     "Footprint",
     "GgufFile",
     "GgufTensor",
+    "HeldDevice",
     "Lease",
     "LookAheadGovernor",
     "OpTime",
@@ -70,6 +71,7 @@ __all__: list[str] = [
     "footprint",
     "forget_a_copy",
     "has_own_memory",
+    "held_device",
     "isas",
     "kernels_to_compile",
     "metal_compile",
@@ -947,6 +949,11 @@ class Ops:
         The instruction set of the CPU kernels; empty where none run.
         """
 
+class HeldDevice:
+    """
+    A device that stays open as long as this lives.
+    """
+
 class StepStats:
     """
     What evaluating tokens has cost: in the last call, or in all calls since the session was made.
@@ -1711,6 +1718,11 @@ def forget_a_copy(kind: str) -> None:
 def has_own_memory(backend: str) -> bool:
     """
     Whether the device has memory of its own.
+    """
+
+def held_device(backend: str, device: int) -> HeldDevice:
+    """
+    Opens the device once for all that follows: planning, compiling and loading. Nothing if it does not open.
     """
 
 def isas() -> list[str]:

@@ -361,6 +361,7 @@ def load(
     reads an expert once for many tokens. A small chunk needs less scratch and notices Ctrl-C sooner.
     """
     asked = resolved(options)
+    _held = _core.held_device(asked["backend"], asked["device"])
     if asked["backend"] == "auto" and (failure := _core.device_failure()):
         LOG.warning("%s", failure)
         warnings.warn(failure, stacklevel=2)

@@ -218,6 +218,15 @@ def test_loading_survives_every_call_that_fails(store: Stores) -> None:
     assert failures > 20
 
 
+def test_loading_opens_the_gpu_once(store: Stores) -> None:
+    """A context takes a tenth of a second, and the plan, the compiler and the engine all ask the GPU something."""
+    with cuda_gpu.emulating(fail_in=b"cuDevicePrimaryCtxRetain"):
+        model = moeflux.load(store("hybrid"), backend="cuda", memory=None)
+        assert cuda_gpu.calls() == 1
+        model.close()
+    assert cuda_gpu.live_objects() == 0
+
+
 def test_a_kernel_that_breaks_off_loses_the_device(store: Stores) -> None:
     """All that is under way fails, and what comes later says that only a new process will do."""
     model = load(store("hybrid"))
