@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -11,12 +12,14 @@
 #include "core/file.h"
 #include "core/half.h"
 #include "core/rounding.h"
+#include "core/threads.h"
 
 namespace moeflux {
 namespace {
 
-constexpr int64_t tensor_alignment = 64;     // in the arena: a cache line
-constexpr int64_t piece = int64_t{1} << 26;  // bytes of one read, after which somebody may be told, or may stop it
+constexpr int64_t tensor_alignment = 64;           // in the arena: a cache line
+constexpr int64_t piece_bytes = int64_t{1} << 23;  // of one read, after which somebody may be told, or may stop it
+constexpr int landing_threads = 8;                 // that read for a device with memory of its own
 
 int64_t stored_bytes(const StoredTensor& tensor) {
   int64_t total = 0;
@@ -40,7 +43,8 @@ void each_loaded(const StoreDirectory& store, const Visit& visit) {
 int64_t largest_landing(const StoreDirectory& store) {
   int64_t largest = 0;
   each_loaded(store, [&](const std::string&, const StoredTensor& tensor) {
-    largest = std::max(largest, is_widened(tensor) ? tensor.elements() * 4 : std::min(piece, stored_bytes(tensor)));
+    largest =
+        std::max(largest, is_widened(tensor) ? tensor.elements() * 4 : std::min(piece_bytes, stored_bytes(tensor)));
   });
   return largest;
 }
@@ -83,14 +87,7 @@ WeightLoader::WeightLoader(const StoreDirectory& store, Backend& backend, const 
   for (const std::string& path : store.files) files.emplace_back(path);
   if (!map(files, backend)) layout_ = dense_layout(store, false);
   if (layout_.arena) weights_.arena = backend.allocate(layout_.arena, Memory::device, "dense weights");
-  each_loaded(store, [&](const std::string& name, const StoredTensor& tensor) {
-    if (place_of(name).map < 0) total_ += stored_bytes(tensor);
-  });
-  if (!weights_.arena) return;
-  const DenseLanding landing(backend, *weights_.arena, store);
-  each_loaded(store, [&](const std::string& name, const StoredTensor& tensor) {
-    if (place_of(name).map < 0) load(files, name, tensor, landing);
-  });
+  if (weights_.arena) load_all(files, DenseLanding(backend, *weights_.arena, store));
 }
 
 View WeightLoader::vector(const std::string& name) const {
@@ -139,42 +136,93 @@ bool WeightLoader::map(const std::vector<File>& files, Backend& backend) {
   return true;
 }
 
-void WeightLoader::load(const std::vector<File>& files, const std::string& name, const StoredTensor& tensor,
-                        const DenseLanding& landing) {
-  const bool widened = is_widened(tensor);
-  const int64_t begin = place_of(name).offset;
-  int64_t offset = widened ? begin + 4 * tensor.elements() - stored_bytes(tensor) : begin;
-  for (const Span& span : tensor.spans)
-    for (int64_t done = 0; done < span.bytes; done += piece) {
-      const int64_t bytes = std::min(piece, span.bytes - done);
-      std::byte* const out = widened ? landing.begin(begin) + (offset - begin) : landing.begin(offset);
-      files[static_cast<size_t>(span.file)].read_exact(span.offset + done, {out, static_cast<size_t>(bytes)});
-      if (!widened) landing.end(offset, bytes);
-      offset += bytes;
-      tell(bytes);
-    }
-  if (!widened) return;
-  widen(tensor, landing.begin(begin), tensor.elements());
-  landing.end(begin, tensor.elements() * 4);
+std::vector<WeightLoader::Piece> WeightLoader::pieces() const {
+  std::vector<Piece> pieces;
+  each_loaded(store_, [&](const std::string& name, const StoredTensor& tensor) {
+    const DenseLayout::Place& place = place_of(name);
+    if (place.map >= 0) return;
+    if (is_widened(tensor)) return pieces.push_back({&tensor, {}, place.offset});
+    int64_t offset = place.offset;
+    for (const Span& span : tensor.spans)
+      for (int64_t done = 0; done < span.bytes; done += piece_bytes) {
+        const int64_t bytes = std::min(piece_bytes, span.bytes - done);
+        pieces.push_back({&tensor, {span.file, span.offset + done, bytes}, offset});
+        offset += bytes;
+      }
+  });
+  return pieces;
 }
 
-void WeightLoader::tell(int64_t bytes) {
-  done_ += bytes;
-  if (progress_ && !progress_(done_, total_))
-    throw StateError(concat("load: stopped by its caller after ", done_, " of ", total_, " bytes"));
+void WeightLoader::load(const std::vector<File>& files, const Piece& piece, int thread,
+                        const DenseLanding& landing) const {
+  std::byte* const out = landing.begin(thread, piece.offset);
+  const auto read = [&](const Span& span, std::byte* to) {
+    files[static_cast<size_t>(span.file)].read_exact(span.offset, {to, static_cast<size_t>(span.bytes)});
+  };
+  const StoredTensor& tensor = *piece.tensor;
+  if (!is_widened(tensor)) {
+    read(piece.span, out);
+    return landing.end(thread, piece.offset, piece.span.bytes);
+  }
+  const int64_t bytes = tensor.elements() * 4;
+  std::byte* to = out + bytes - stored_bytes(tensor);
+  for (const Span& span : tensor.spans) {
+    read(span, to);
+    to += span.bytes;
+  }
+  widen(tensor, out, tensor.elements());
+  landing.end(thread, piece.offset, bytes);
+}
+
+// Only this thread tells how far all are.
+void WeightLoader::load_all(const std::vector<File>& files, const DenseLanding& landing) const {
+  const std::vector<Piece> all = pieces();
+  const auto bytes_of = [](const Piece& piece) {
+    return is_widened(*piece.tensor) ? stored_bytes(*piece.tensor) : piece.span.bytes;
+  };
+  int64_t total = 0;
+  for (const Piece& piece : all) total += bytes_of(piece);
+  std::atomic<size_t> next = 0;
+  std::atomic<int64_t> done = 0;
+  const auto tell = [&] {
+    const int64_t now = done;
+    if (progress_ && !progress_(now, total))
+      throw StateError(concat("load: stopped by its caller after ", now, " of ", total, " bytes"));
+  };
+  const auto work = [&](int thread) {
+    try {
+      for (size_t at = next++; at < all.size(); at = next++) {
+        load(files, all[at], thread, landing);
+        done += bytes_of(all[at]);
+        if (thread == 0) tell();
+      }
+    } catch (...) {
+      next = all.size();  // nobody begins another one
+      throw;
+    }
+  };
+  Threads helpers("that load weights");
+  for (int thread = 1; thread < landing.threads(); ++thread) helpers.start([&work, thread] { work(thread); });
+  work(0);
+  helpers.join();
+  if (landing.threads() > 1) tell();
 }
 
 // ---- DenseLanding ---------------------------------------------------------------------------------------------------
 
 DenseLanding::DenseLanding(Backend& backend, const Buffer& arena, const StoreDirectory& store)
-    : backend_(backend), arena_(arena) {
-  if (!backend.shares_memory()) room_ = backend.allocate(largest_landing(store), Memory::staging, "dense weights");
+    : backend_(backend), arena_(arena), each_(arena_bytes(largest_landing(store))) {
+  if (!backend.shares_memory()) rooms_ = backend.allocate(planned_bytes(store), Memory::staging, "dense weights");
 }
 
-int64_t DenseLanding::planned_bytes(const StoreDirectory& store) { return arena_bytes(largest_landing(store)); }
+int64_t DenseLanding::planned_bytes(const StoreDirectory& store) {
+  return landing_threads * arena_bytes(largest_landing(store));
+}
 
-void DenseLanding::end(int64_t offset, int64_t bytes) const {
-  if (room_) backend_.copy({room_.get(), 0}, {&arena_, offset}, bytes).wait();
+int DenseLanding::threads() const { return rooms_ ? landing_threads : 1; }
+
+void DenseLanding::end(int thread, int64_t offset, int64_t bytes) const {
+  if (rooms_) backend_.copy({rooms_.get(), thread * each_}, {&arena_, offset}, bytes).wait();
 }
 
 // ---- DenseLayout ----------------------------------------------------------------------------------------------------

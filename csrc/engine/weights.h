@@ -40,19 +40,24 @@ struct DenseLayout {
 DenseLayout dense_layout(const StoreDirectory& store, bool maps);
 
 // Where the host puts numbers for the arena: in the arena itself, or, if the device has memory of its own, in a room
-// that is copied.
+// that is copied. Then several threads put them there, each with a room of its own: one reads while the bytes of
+// another are on their way.
 class DenseLanding {
  public:
   DenseLanding(Backend& backend, const Buffer& arena, const StoreDirectory& store);
-  // Bytes of the room: those of the largest piece that is put at a time.
+  // Bytes of the rooms: each has those of the largest piece that is put at a time.
   static int64_t planned_bytes(const StoreDirectory& store);
-  std::byte* begin(int64_t offset) const { return room_ ? room_->host() : arena_.host() + offset; }
-  void end(int64_t offset, int64_t bytes) const;
+  int threads() const;
+  std::byte* begin(int thread, int64_t offset) const {
+    return rooms_ ? rooms_->host() + thread * each_ : arena_.host() + offset;
+  }
+  void end(int thread, int64_t offset, int64_t bytes) const;
 
  private:
   Backend& backend_;
   const Buffer& arena_;
-  std::unique_ptr<Buffer> room_;
+  int64_t each_;
+  std::unique_ptr<Buffer> rooms_;
 };
 
 // The memory of the dense weights.
@@ -84,14 +89,18 @@ class WeightLoader {
  private:
   const DenseLayout::Place& place_of(const std::string& name) const { return layout_.places.at(name); }
   bool map(const std::vector<File>& files, Backend& backend);
-  void load(const std::vector<File>& files, const std::string& name, const StoredTensor& tensor,
-            const DenseLanding& landing);
-  void tell(int64_t bytes);
+  // What is read at a time, and where it belongs in the arena: a part of a span, or all of a vector that is widened.
+  struct Piece {
+    const StoredTensor* tensor;
+    Span span;
+    int64_t offset;
+  };
+  std::vector<Piece> pieces() const;
+  void load(const std::vector<File>& files, const Piece& piece, int thread, const DenseLanding& landing) const;
+  void load_all(const std::vector<File>& files, const DenseLanding& landing) const;
 
   const StoreDirectory& store_;
   const Progress& progress_;
-  int64_t done_ = 0;
-  int64_t total_ = 0;
   DenseLayout layout_;
   DenseWeights weights_;
 };

@@ -89,14 +89,14 @@ def test_said_and_held(
 
 
 def test_staging_while_loading_is_planned(folder: Folder) -> None:
-    """As much as the largest piece, where host and device do not share their memory. Afterwards it is given back."""
+    """Eight threads read, each the largest piece, where host and device do not share memory. It is given back then."""
     path = folder("qwen3_5_moe")
     with open_store(path) as store:
         tensors = store.directory.tensors.values()
         largest = max(sum(span[2] for span in tensor.spans) for tensor in tensors)
         apart = _core.testing.footprint(_core.testing.Faults(apart=True), store.directory, backend="cpu")
         shared = _core.testing.footprint(_core.testing.Faults(apart=False), store.directory, backend="cpu")
-    assert largest <= apart.loading < 2 * largest
+    assert 8 * largest <= apart.loading < 9 * largest
     assert apart.engine - apart.loading == apart.total - apart.sessions - apart.loading
     assert load_faulty(path, apart=True)._engine.memory.loading == 0
     assert shared.loading == 0
