@@ -124,12 +124,32 @@ struct ReadQueue {
   void read(const ReadRequest& request, std::span<std::byte> bounce, std::span<std::byte> room) const {
     if (request.row) return read_turns(request, bounce, room);
     if (!request.into.is_carried()) return request.reader->read(request.offset, request.into.memory(), bounce);
-    for (int64_t done = 0; done < request.into.bytes();) {
-      const int64_t bytes = std::min(static_cast<int64_t>(room.size()), request.into.bytes() - done);
-      const std::span<std::byte> part = room.first(static_cast<size_t>(bytes));
-      request.reader->read(request.offset + done, part, bounce);
-      carry(part, request.into.place() + done);
-      done += bytes;
+    read_and_carry(request, bounce, room);
+  }
+
+  // One half of the room is read into while what was read before is on its way from the other.
+  void read_and_carry(const ReadRequest& request, std::span<std::byte> bounce, std::span<std::byte> room) const {
+    const size_t half = room.size() / 2;
+    bool under_way[2] = {};
+    const auto arrive = [&](size_t turn) {
+      if (std::exchange(under_way[turn], false)) carry.end(room.data() + turn * half);
+    };
+    try {
+      size_t turn = 0;
+      for (int64_t done = 0; done < request.into.bytes(); turn ^= 1) {
+        arrive(turn);
+        const int64_t bytes = std::min(static_cast<int64_t>(half), request.into.bytes() - done);
+        const std::span<std::byte> part = room.subspan(turn * half, static_cast<size_t>(bytes));
+        request.reader->read(request.offset + done, part, bounce);
+        carry.begin(part, request.into.place() + done);
+        under_way[turn] = true;
+        done += bytes;
+      }
+      for (const size_t left : {turn, turn ^ 1}) arrive(left);
+    } catch (...) {
+      for (const size_t left : {size_t{0}, size_t{1}})
+        error_of([&] { arrive(left); });  // or somebody would write over it
+      throw;
     }
   }
 
@@ -144,7 +164,9 @@ struct ReadQueue {
         const Landing into = request.into.part(done + second * request.apart, bytes);
         const std::span<std::byte> own = into.is_carried() ? room.first(static_cast<size_t>(bytes)) : into.memory();
         take_rows(part.subspan(static_cast<size_t>(second * request.row)), request.row, own);
-        if (into.is_carried()) carry(own, into.place());
+        if (!into.is_carried()) continue;
+        carry.begin(own, into.place());
+        carry.end(own.data());
       }
       done += bytes;
     }

@@ -32,9 +32,13 @@ struct ReadRequest {
   int64_t bytes() const { return row ? 2 * into.bytes() : into.bytes(); }
 };
 
-// Takes bytes that were read to a place that no read reaches, and returns when they are there. Several reading threads
-// may call it at once.
-using Carry = std::function<void(std::span<const std::byte> bytes, int64_t place)>;
+// Takes bytes that were read to a place that no read reaches. They are on their way from `begin` until `end` returns
+// for where they lie, or throws. Several reading threads may call both at once.
+struct Carry {
+  std::function<void(std::span<const std::byte> bytes, int64_t place)> begin;
+  std::function<void(const std::byte* bytes)> end;
+  explicit operator bool() const { return begin != nullptr; }
+};
 
 // No look-ahead read begins while a demanded one is queued.
 enum class ReadPriority { demand, look_ahead };

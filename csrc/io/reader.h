@@ -29,8 +29,8 @@ constexpr int64_t bounce_bytes = int64_t{1} << 20;
 // The part of it, before the rest, that rows of two matrices land in before they are taken apart. The rest is then a
 // block longer, so that an unaligned read of so much takes one call.
 constexpr int64_t turns_bytes = int64_t{1} << 20;
-// The same for reads whose bytes are carried on.
-constexpr int64_t staging_bytes = int64_t{1} << 20;
+// Of a thread whose bytes are carried on, in two halves.
+constexpr int64_t staging_bytes = int64_t{1} << 21;
 
 // What was asked of the system and what it gave, including the blocks around the wanted bytes.
 struct ReadCounts {

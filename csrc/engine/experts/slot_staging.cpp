@@ -1,6 +1,7 @@
 #include "engine/experts/slot_staging.h"
 
 #include <cstring>
+#include <utility>
 
 #include "core/arena.h"
 
@@ -10,6 +11,7 @@ SlotStaging::SlotStaging(Backend& backend, const Buffer& slots, int threads, int
     : backend_(backend), slots_(slots) {
   if (backend.shares_memory()) return;
   rooms_ = backend.allocate(threads * staging_bytes, Memory::staging, "expert reads");
+  under_way_.resize(static_cast<size_t>(2 * threads));
   if (looked_at) brought_back_ = backend.allocate(slot_bytes, Memory::staging, "checked experts");
 }
 
@@ -29,12 +31,18 @@ std::span<std::byte> SlotStaging::rooms() const {
   return {rooms_->host(), static_cast<size_t>(rooms_->bytes())};
 }
 
-Carry SlotStaging::carry() const {
+Carry SlotStaging::carry() {
   if (!rooms_) return {};
-  return [this](std::span<const std::byte> bytes, int64_t place) {
-    const View room = {rooms_.get(), bytes.data() - rooms_->host()};
-    backend_.copy(room, {&slots_, place}, static_cast<int64_t>(bytes.size())).wait();
+  const auto place_of = [this](const std::byte* bytes) { return bytes - rooms_->host(); };
+  const auto copy_from = [this, place_of](const std::byte* bytes) -> Ticket& {
+    return under_way_[static_cast<size_t>(place_of(bytes) / (staging_bytes / 2))];
   };
+  return {.begin =
+              [=, this](std::span<const std::byte> bytes, int64_t place) {
+                copy_from(bytes.data()) = backend_.copy({rooms_.get(), place_of(bytes.data())}, {&slots_, place},
+                                                        static_cast<int64_t>(bytes.size()));
+              },
+          .end = [=](const std::byte* bytes) { std::exchange(copy_from(bytes), {}).wait(); }};
 }
 
 void SlotStaging::show(const Landing& slot, const std::function<void(std::span<const std::byte>)>& look) {

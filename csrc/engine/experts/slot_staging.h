@@ -1,6 +1,6 @@
-// Host memory between the threads that read and slots in a device's own memory. Each thread has a room, from which the
-// bytes that it read are copied to their slot. One more room takes a whole slot that is to be looked at again. If
-// memory is shared, there is none of this.
+// Host memory between the threads that read and slots in a device's own memory. Each thread has a room of two halves:
+// while it reads into one, the bytes that it read into the other are copied to their slot. One more room takes a whole
+// slot that is to be looked at again. If memory is shared, there is none of this.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "backend/backend.h"
 #include "io/landing.h"
@@ -25,7 +26,7 @@ class SlotStaging {
 
   // For a ReadPool.
   std::span<std::byte> rooms() const;
-  Carry carry() const;
+  Carry carry();
 
   // Shows a slot to `look`: in place, or brought back. From any thread.
   void show(const Landing& slot, const std::function<void(std::span<const std::byte>)>& look);
@@ -34,6 +35,7 @@ class SlotStaging {
   Backend& backend_;
   const Buffer& slots_;
   std::unique_ptr<Buffer> rooms_;
+  std::vector<Ticket> under_way_;  // copies from the halves of the rooms
   std::mutex looking_;
   std::unique_ptr<Buffer> brought_back_;
 };
