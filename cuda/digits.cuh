@@ -2,11 +2,14 @@
 #include "products.h"
 
 // Grid of blocks: fragments, blocks of columns, the products of a batch; a warp each row of a fragment, and a pack of
-// columns a lane. Nobody reads the digits of rows that are not there, and their groups are zeros.
+// columns a lane. The groups of rows that are not there are zeros. Those for many rows lie together, all digits of a
+// block, so they go out in whole lines; nobody reads the few ones of rows that are not there.
 extern "C" __global__ void make_digits(const DigitsParams params) {
+  constexpr u32 block_steps = lanes / 4, lines = digits_of_number * 2;
+  __shared__ uint4 together[block_steps][lines][fragment_rows];
   begin_kernel();
   const u32 steps = params.columns / step_columns, groups = steps / params.group_steps;
-  const u32 row = warp_of(), packs = steps * 4;
+  const u32 row = warp_of(), packs = steps * 4, first = blockIdx.y * block_steps;
   u64 from = blockIdx.x * fragment_rows + row;
   bool is_there = from < params.n;
   if (params.blocks) {
@@ -23,17 +26,27 @@ extern "C" __global__ void make_digits(const DigitsParams params) {
   pack_of_x(x, index * pack, is_there ? params.columns : 0, numbers);
   DigitGroup group;
   const Digits made = digits_of(numbers, params.group_steps, group);
-  if (index >= packs) return;
   const PackPlace at = place_of_pack(index, params.group_steps);
+  if (params.in_halves) {
+    // Rows of other steps are in other banks.
+    const u32 step = at.step - first;
 #pragma unroll
-  for (u32 d = 0; d < digits_of_number && is_there; d++) {
-    uint2* to = digits + digits_at(fragment, steps, at.step, d);
-    if (params.in_halves) {
-      u32* word = reinterpret_cast<u32*>(to) + row * 4 + at.lane;
-      word[0] = made.of[d].x, word[lanes] = made.of[d].y;
-    } else {
-      to[row * 4 + at.lane] = made.of[d];
+    for (u32 d = 0; d < digits_of_number; d++) {
+      reinterpret_cast<u32*>(&together[step][2 * d][row ^ step])[at.lane] = made.of[d].x;
+      reinterpret_cast<u32*>(&together[step][2 * d + 1][row ^ step])[at.lane] = made.of[d].y;
     }
+    __syncthreads();
+    uint4* to = reinterpret_cast<uint4*>(digits + digits_at(fragment, steps, first, 0));
+    for (u32 i = threadIdx.x; i < min(block_steps, steps - first) * lines * fragment_rows; i += blockDim.x) {
+      const u32 of_step = i / fragment_rows / lines;
+      to[i] = together[of_step][i / fragment_rows % lines][i % fragment_rows ^ of_step];
+    }
+  }
+  if (index >= packs) return;
+  if (!params.in_halves) {
+#pragma unroll
+    for (u32 d = 0; d < digits_of_number && is_there; d++)
+      digits[digits_at(fragment, steps, at.step, d) + row * 4 + at.lane] = made.of[d];
   }
   if (at.lane == 0 && at.step % params.group_steps == 0)
     params.groups[(fragment * groups + at.step / params.group_steps) * fragment_rows + row] = group;

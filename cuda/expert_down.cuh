@@ -11,7 +11,7 @@ FOR_OTHER_FORMATS(FEW_KERNEL)
   EXPERT_KERNEL(expert_down_few_##name, (few_threads, few_short_blocks), (expert_few_known<bits, steps, false>)) \
   EXPERT_KERNEL(expert_down_many_##name, (many_threads, many_blocks),                                            \
                 (expert_many<bits, steps, false, many_fragments>))                                               \
-  EXPERT_KERNEL(expert_down_most_##name, (most_threads, most_blocks), (expert_many<bits, steps, false, most_fragments>))
+  EXPERT_KERNEL(expert_down_most_##name, (many_threads, most_blocks), (expert_many<bits, steps, false, most_fragments>))
 FOR_KNOWN_FORMATS(KNOWN_KERNELS)
 
 EXPERT_KERNEL(expert_down_one_0, (plain_warps * lanes), (expert_plain<0, plain_outputs, 1, false>))

@@ -11,7 +11,7 @@ FOR_OTHER_FORMATS(FEW_KERNEL)
   EXPERT_KERNEL(expert_gate_up_few_##name, (few_threads, few_blocks), (expert_few_known<bits, steps, true>)) \
   EXPERT_KERNEL(expert_gate_up_many_##name, (many_threads, many_blocks),                                     \
                 (expert_many<bits, steps, true, many_fragments>))                                            \
-  EXPERT_KERNEL(expert_gate_up_most_##name, (most_threads, most_blocks),                                     \
+  EXPERT_KERNEL(expert_gate_up_most_##name, (many_threads, most_blocks),                                     \
                 (expert_many<bits, steps, true, most_fragments>))
 FOR_KNOWN_FORMATS(KNOWN_KERNELS)
 

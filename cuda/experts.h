@@ -138,8 +138,7 @@ DEV void expert_many(const ExpertParams& params) {
   constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
   const Pairs block = pairs_of(params);
   if (block.count == 0) return;
-  const u32 g = lane_of() / 4, t = lane_of() % 4, tile = blockIdx.x * warps_of(fragments) + warp_of(),
-            row = tile * outputs + g;
+  const u32 g = lane_of() / 4, t = lane_of() % 4, tile = blockIdx.x * many_warps + warp_of(), row = tile * outputs + g;
   const ManyRows x = {params.digits, params.groups, u64(blockIdx.y) * fragments, fragments_of(block.count)};
   ManySums<fragments> totals;
   outputs_of_many<bits, steps, fragments>(

@@ -6,12 +6,10 @@
 
 constexpr u32 copy_bytes = 16;
 constexpr u32 many_threads = many_warps * lanes;
-constexpr u32 most_threads = most_warps * lanes;
 constexpr u32 many_fragments = many_rows / fragment_rows;
 constexpr u32 most_fragments = most_rows / fragment_rows;
 constexpr u32 many_blocks = 3;  // of a multiprocessor
-constexpr u32 most_blocks = 1;
-DEV constexpr u32 warps_of(u32 fragments) { return fragments == most_fragments ? most_warps : many_warps; }
+constexpr u32 most_blocks = 2;
 DEV u32 fragments_of(u32 rows) { return (rows + fragment_rows - 1) / fragment_rows; }
 
 // A part of x: digits as the tensor core takes them, and groups.
@@ -47,7 +45,7 @@ struct ManyCopies {
   static constexpr u32 step_bytes = digits_of_number * lanes * sizeof(uint2), most = PartOfRows<bits, steps>::most;
   static constexpr u32 each = part_steps * step_bytes / copy_bytes / lanes;
   static constexpr u32 group_bytes = fragment_rows * sizeof(DigitGroup);
-  static constexpr u32 warps = warps_of(fragments);
+  static constexpr u32 warps = many_warps;
   static_assert(fragments % warps == 0 && step_bytes * part_steps == each * lanes * copy_bytes, "all is copied");
   static_assert(most * group_bytes <= lanes * copy_bytes, "groups of a part are one copy of a lane");
   const u8* digits;

@@ -38,7 +38,7 @@ DEV void matmul_many(const ProductParams& params) {
   let_next_come();
   const Storage stored = storage_of(params);
   const u32 g = lane_of() / 4, t = lane_of() % 4, first = blockIdx.y * fragments * fragment_rows;
-  const OutputPlace at = output_of_tile(params, blockIdx.x * warps_of(fragments) + warp_of());
+  const OutputPlace at = output_of_tile(params, blockIdx.x * many_warps + warp_of());
   const u64 above = u64(blockIdx.z) * params.batch_rows;
   const u64 block = u64(blockIdx.z) * params.batch_fragments + blockIdx.y * fragments;
   const ManyRows x = {params.digits, params.groups, block, min(fragments, fragments_of(params.n - first))};
@@ -64,7 +64,7 @@ DEV void matmul_many(const ProductParams& params) {
 FOR_ALL_FORMATS(FEW_KERNEL)
 #define MANY_KERNEL(name, bits, steps)                                                                               \
   KERNEL(matmul_many_##name, ProductParams, (many_threads, many_blocks), (matmul_many<bits, steps, many_fragments>)) \
-  KERNEL(matmul_most_##name, ProductParams, (most_threads, most_blocks), (matmul_many<bits, steps, most_fragments>))
+  KERNEL(matmul_most_##name, ProductParams, (many_threads, most_blocks), (matmul_many<bits, steps, most_fragments>))
 FOR_KNOWN_FORMATS(MANY_KERNEL)
 
 KERNEL(matmul_each_0, ProductParams, (plain_warps * lanes), (matmul_plain<0, plain_outputs, 1>))

@@ -30,7 +30,6 @@ constexpr uint32_t fragment_rows = 8;    // of x, whose digits lie together
 constexpr uint32_t few_rows = 8;         // of x, that a block takes together if there are some
 constexpr uint32_t many_rows = 32;       // and if there are many
 constexpr uint32_t most_rows = 64;       // and if there are more
-constexpr uint32_t most_warps = 8;       // of such a block, likewise
 constexpr uint32_t many_stages = 3;      // parts of x that a block of many rows has room for
 constexpr uint32_t few_warps = 8;        // of a block that takes few rows of x: each has a tile of its own
 constexpr uint32_t few_slab_steps = 64;  // whose digits are in shared memory together

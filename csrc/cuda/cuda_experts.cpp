@@ -127,7 +127,7 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
     return launch(kernel, {divide_up(tiles, few_warps), blocks}, few_warps * lanes, params, few_bytes(matrix));
   // Where each block has a pair, the digits of its row serve as many tiles as leave every processor its blocks.
   if (lists.rows >= many_rows)
-    return launch(kernel, {divide_up(tiles, warps_of(lists.rows)), blocks}, warps_of(lists.rows) * lanes, params,
+    return launch(kernel, {divide_up(tiles, many_warps), blocks}, many_warps * lanes, params,
                   many_bytes(matrix.format, lists.rows));
   const uint32_t together = lists.rows > 1 ? 1 : std::min(tiles, tiles_together(int64_t{tiles} * blocks));
   launch(kernel, {divide_up(tiles, together), blocks}, product_threads(matrix.columns), params);

@@ -228,8 +228,8 @@ void CudaCommands::multiply(std::span<const Product> products, int64_t n, bool t
   params.batch_fragments = divide_up(n, rows) * divide_up(rows, fragment_rows);
   // Large blocks leave multiprocessors idle where there are few of them.
   const uint32_t processors = launches_.chip().multiprocessors;
-  const auto blocks_of = [&] { return divide_up(tiles, warps_of(rows)) * divide_up(n, rows) * count; };
-  if (rows == most_rows && 4 * blocks_of() < 3 * processors) rows = many_rows;
+  const auto blocks_of = [&] { return divide_up(tiles, many_warps) * divide_up(n, rows) * count; };
+  if (rows == most_rows && 2 * blocks_of() < 3 * processors) rows = many_rows;
   if (rows == many_rows && blocks_of() < processors) rows = few_rows;
   const std::string kernel =
       concat(rows == 1 ? "matmul_each_" : concat("matmul", kind_of(rows)), format_name(m.format, aligned));
@@ -262,7 +262,7 @@ void CudaCommands::multiply(std::span<const Product> products, int64_t n, bool t
   }
   const uint32_t blocks = divide_up(n, rows);
   if (rows >= many_rows)
-    return launch(kernel, {divide_up(tiles, warps_of(rows)), blocks, count}, warps_of(rows) * lanes, params,
+    return launch(kernel, {divide_up(tiles, many_warps), blocks, count}, many_warps * lanes, params,
                   many_bytes(m.format, rows));
   // All blocks are on the chip at once, and go through several tiles, so that the digits of x serve all of these.
   params.tiles = tiles;

@@ -81,8 +81,6 @@ inline int64_t rows_of_block(const QuantFormat& format, int64_t n, bool aligned)
 inline const char* kind_of(int64_t rows) {
   return rows == 1 ? "_one_" : rows == most_rows ? "_most_" : rows == many_rows ? "_many_" : "_few_";
 }
-// Of a block that takes so many rows, each with a tile of its own.
-inline uint32_t warps_of(int64_t rows) { return rows == most_rows ? most_warps : many_warps; }
 // In shared memory: parts of the rows of x of a block that takes many.
 inline uint32_t many_bytes(const QuantFormat& format, int64_t rows) {
   return many_bytes(group_steps_of(format), divide_up(rows, fragment_rows));

@@ -335,7 +335,7 @@ def load(
     host_slots    there, experts held in the host's memory, from where they are copied when the GPU needs them; by
                   default as many as `memory` has room for
     ring_depth    expert batches that may be in flight
-    chunk         tokens in a chunk of prefill, at most; by default 512, 2048 on a GPU that holds all experts, or fewer
+    chunk         tokens in a chunk of prefill, at most; by default 512, 4096 on a GPU that holds all experts, or fewer
                   or more as the budget allows
     reads         how experts are read: "direct", past the page cache; "buffered", through it, which is memory that
                   nobody counts and everybody can have. "auto": direct, if the file system can, when not every expert

@@ -44,7 +44,7 @@ TOKENIZER_BYTES = 64
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 DEFAULT_CHUNK = 512
-DEVICE_CHUNK = 2048  # of a device with memory of its own, where all experts are there: many rows of each go together
+DEVICE_CHUNK = 4096  # of a device with memory of its own, where all experts are there: many rows of each go together
 LARGEST_CHUNK = 1024  # a larger one would let Ctrl-C and progress wait for too long
 SMALLEST_CHUNK = 32
 DEFAULT_READERS = 4
