@@ -324,40 +324,34 @@ DEV void attention_parts(const AttentionParams& params) {
     else
       take_chunk<T, slots>(params, of, queries, rows, begin, end, chunk, highest, total, values);
   }
-  const auto part = [&](u32 r) {
-    return params.parts + (u64(chunk.queries[r]) * params.part_count + blockIdx.z) * (params.dim + 2);
-  };
-  if (warp_of() < of.count && lane_of() == 0) {
-    part(warp_of())[0] = highest;
-    part(warp_of())[1] = total;
-  }
+  const u32 all_queries = (params.sessions ? gridDim.y / params.kv_heads : params.n) * params.heads;
+  const auto part = [&](u32 r) { return place_of_part(params, all_queries, chunk.queries[r], blockIdx.z); };
+  if (warp_of() < of.count && lane_of() == 0) *part(warp_of()).highest = highest, *part(warp_of()).total = total;
 #pragma unroll
   for (u32 s = 0; s < slots; s++)
 #pragma unroll
     for (u32 r = 0; r < attention_queries; r++) {
       const u32 i = threadIdx.x + s * attention_threads;
-      if (r < of.count && i < params.dim) part(r)[2 + i] = values[s][r];
+      if (r < of.count && i < params.dim) part(r).values[i] = values[s][r];
     }
 }
 
-// In lane l the highest score of lanes 0 to l, or of those from the last multiple of `segment` on.
+// In lane l the highest score of lanes 0 to l, or of those from the last multiple of `segment` on, a power of two.
 DEV float highest_so_far(float score, u32 segment) {
-  const u32 lane = lane_of();
 #pragma unroll 1
   for (u32 distance = 1; distance < segment; distance *= 2) {
-    const float other = __shfl_sync(everyone, score, max(lane, distance) - distance);
-    if (lane % segment >= distance) score = fmaxf(score, other);
+    const float other = __shfl_sync(everyone, score, max(lane_of(), distance) - distance);
+    if ((lane_of() & (segment - 1)) >= distance) score = fmaxf(score, other);
   }
   return score;
 }
 
 // The parts of each query, in their order. What they are multiplied by depends on the highest scores alone, so lanes
-// find it together, and only the totals are added one after the other. Grid of blocks: some numbers of the values of
+// find it together, and only the totals are added one after the other. Grid of blocks: merge_numbers of the values of
 // each head, rows, sessions.
 DEV void merge_parts(const AttentionParams& params) {
   extern __shared__ float shared[];
-  constexpr u32 together = 32;  // numbers of a thread that are loaded at once
-  __shared__ float more[together][merge_threads];
+  __shared__ float4 more[merge_parts_together][merge_numbers / 4];
   __shared__ float totals[merge_threads / lanes][2][lanes];
   __shared__ float whole, sink_before;
   let_next_come();
@@ -365,47 +359,70 @@ DEV void merge_parts(const AttentionParams& params) {
   const CachedRows* rows = params.sessions ? params.sessions[blockIdx.z] : params.rows;
   const u32 end = u32(rows->first) + blockIdx.y + 1, row = blockIdx.z + blockIdx.y,
             begin = params.window && end > params.window ? end - params.window : 0;
-  const u32 first = begin / part_rows, last = (end - 1) / part_rows, count = last - first + 1, width = params.dim + 2;
-  const u32 first_span = first / of_span, spans = last / of_span - first_span + 1, skipped = first % of_span;
-  float *before = shared, *after = before + count;  // of parts, within their span
+  const u32 first = begin / part_rows, last = (end - 1) / part_rows, count = last - first + 1;
+  const u32 first_span = first / of_span, spans = last / of_span - first_span + 1, skipped = first & (of_span - 1);
+  // Of each part first its highest score and its total, then what it is multiplied by within its span.
+  float *before = shared, *after = before + count;
   float *span_before = after + count, *span_after = span_before + spans;
   float *span_highest = span_after + spans, *span_total = span_highest + spans;
   const u32 slices = gridDim.x / params.heads, head = blockIdx.x / slices, lane = lane_of();
-  const u32 i = blockIdx.x % slices * merge_threads + threadIdx.x, query = row * params.heads + head;
-  const float* parts =
-      params.parts + (u64(query) * params.part_count + (first - first_part(params, rows, part_rows))) * width;
-  wait_for_previous();  // lists were there before
-  // Numbers of the values come before what they are multiplied by is known. Each thread has its own.
-  const auto load = [&](u32 base) {
-    float numbers[together];
-#pragma unroll
-    for (u32 j = 0; j < together; j++)
-      numbers[j] = parts[u64(min(base + j, count - 1)) * width + 2 + min(i, params.dim - 1)];
-#pragma unroll
-    for (u32 j = 0; j < together; j++) more[j][threadIdx.x] = numbers[j];
+  const u32 begin_of_slice = blockIdx.x % slices * merge_numbers, i = begin_of_slice + threadIdx.x;
+  const u32 numbers = min(merge_numbers, params.dim - begin_of_slice), query = row * params.heads + head;
+  const PlaceOfPart parts =
+      place_of_part(params, gridDim.y * gridDim.z * params.heads, query, first - first_part(params, rows, part_rows));
+  // Those that end a span, or all, end a round.
+  const auto end_of_round = [&](u32 base) {
+    return min(count, base + merge_parts_together - (skipped + base) % merge_parts_together);
   };
+  const auto bring = [&](u32 base) {
+    const u32 stop = end_of_round(base);
+    if (params.dim % 4 == 0) {
+      constexpr u32 fours = merge_numbers / 4, together = merge_threads / fours;
+      const u32 four = threadIdx.x % fours;
+#pragma unroll 4
+      for (u32 part = base + threadIdx.x / fours; part < stop; part += together)
+        if (four * 4 < numbers)
+          copy_16(&more[part - base][four], parts.values + u64(part) * params.dim + begin_of_slice + four * 4);
+    } else {
+#pragma unroll 1
+      for (u32 part = base; part < stop; part++)
+        if (threadIdx.x < numbers)
+          copy_4(reinterpret_cast<float*>(more[part - base]) + threadIdx.x, parts.values + u64(part) * params.dim + i);
+    }
+    end_of_copies();
+  };
+  wait_for_previous();  // lists were there before
+#pragma unroll 1
+  for (u32 j = threadIdx.x; j < count; j += merge_threads) {
+    copy_4(before + j, parts.highest + u64(j) * 2);
+    copy_4(after + j, parts.total + u64(j) * 2);
+  }
+  end_of_copies();
+  bring(0);
+  const float gate = gate_of(params, query, min(i, params.dim - 1));
+  wait_for_copies<1>();
+  __syncthreads();
   // The parts of a span are beside each other in a warp.
 #pragma unroll 1
   for (u32 base = warp_of() * lanes; base < skipped + count; base += merge_threads) {
     const u32 part = base + lane - skipped, span = (base + lane) / of_span;
     const bool is_there = base + lane >= skipped && part < count;
-    const float own = is_there ? parts[u64(part) * width] : lowest;
-    const float own_total = is_there ? parts[u64(part) * width + 1] : 0.0f;
+    const float own = is_there ? before[part] : lowest;
+    const float own_total = is_there ? after[part] : 0.0f;
     const float now = highest_so_far(own, of_span), so_far = __shfl_sync(everyone, now, max(lane, 1u) - 1);
-    const float by_before = is_there ? expf((lane % of_span == 0 ? lowest : so_far) - now) : 1.0f;
+    const float by_before = is_there ? expf((lane & (of_span - 1) ? so_far : lowest) - now) : 1.0f;
     const float by_after = expf(own - now);
     if (is_there) before[part] = by_before, after[part] = by_after;
-    const float highest = __shfl_sync(everyone, now, lane / of_span * of_span + of_span - 1);
+    const float highest = __shfl_sync(everyone, now, lane | (of_span - 1));
     __syncwarp();
     totals[warp_of()][0][lane] = by_before, totals[warp_of()][1][lane] = own_total * by_after;
     __syncwarp();
-    if (lane % of_span != 0 || span >= spans) continue;
+    if ((lane & (of_span - 1)) || span >= spans) continue;
     float sum = 0.0f;  // what is not there adds nothing
 #pragma unroll 1
     for (u32 j = lane; j < lane + of_span; j++) sum = fmaf(sum, totals[warp_of()][0][j], totals[warp_of()][1][j]);
     span_highest[span] = highest, span_total[span] = sum;
   }
-  load(0);
   __syncthreads();
   if (warp_of() == 0) {
     float so_far = lowest;
@@ -424,29 +441,46 @@ DEV void merge_parts(const AttentionParams& params) {
     __syncwarp();
     if (lane == 0) {
       float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
       for (u32 span = 0; span < spans; span++) sum = fmaf(sum, span_before[span], span_total[span]);
       Joint sink = {1.0f, 0.0f};
       if (params.sinks) sink = join(so_far, sum, params.sinks[head], 1.0f);
       sink_before = sink.before, whole = sum;
     }
   }
-  __syncthreads();
-  float value = 0.0f, sum = 0.0f;
-  u32 span = 0;
+  float value = 0.0f;
 #pragma unroll 1
-  for (u32 base = 0; base < count; base += together) {
-    if (base > 0) load(base);
-#pragma unroll 4
-    for (u32 part = base; part < min(base + together, count); part++) {
-      sum = joined(sum, more[part - base][threadIdx.x], before[part], after[part]);
-      if (part + 1 < count && (skipped + part + 1) % of_span != 0) continue;
-      value = joined(value, sum, span_before[span], span_after[span]);  // a span ends
-      sum = 0.0f;
-      span++;
+  for (u32 base = 0, stop; base < count; base = stop) {
+    stop = end_of_round(base);
+    if (base > 0) {
+      __syncthreads();
+      bring(base);
+    }
+    wait_for_copies<0>();
+    __syncthreads();
+    if (threadIdx.x >= numbers) continue;
+    const float* own = reinterpret_cast<const float*>(more) + threadIdx.x;
+    if (of_span == 1) {
+#pragma unroll 8
+      for (u32 part = base; part < stop; part++) {
+        const float sum = joined(0.0f, own[(part - base) * merge_numbers], before[part], after[part]);
+        value = joined(value, sum, span_before[part], span_after[part]);
+      }
+      continue;
+    }
+#pragma unroll 1
+    for (u32 span = (skipped + base) / of_span; span * of_span < skipped + stop; span++) {
+      float sum = 0.0f;
+#pragma unroll
+      for (u32 j = 0; j < span_chunks; j++) {
+        const u32 part = span * of_span + j - skipped, at = max(min(part, stop - 1), base);
+        const float with = joined(sum, own[(at - base) * merge_numbers], before[at], after[at]);
+        if (part == at && j < of_span) sum = with;
+      }
+      value = joined(value, sum, span_before[span], span_after[span]);
     }
   }
-  if (i < params.dim) keep(params, query, i, value * sink_before / whole);
+  if (threadIdx.x < numbers) params.out[u64(query) * params.dim + i] = value * sink_before / whole * gate;
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------

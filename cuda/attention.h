@@ -17,11 +17,25 @@ DEV Joint join(float& highest, float& total, float more_highest, float more_tota
 }
 DEV float joined(float value, float more, float before, float after) { return fmaf(value, before, more * after); }
 
+// Where a part of a query is kept: the weighted values, and behind those of all queries the highest score and the sum
+// of the weights.
+struct PlaceOfPart {
+  float* values;
+  float* highest;
+  float* total;
+};
+DEV PlaceOfPart place_of_part(const AttentionParams& params, u32 queries, u32 query, u32 part) {
+  const u64 place = u64(query) * params.part_count + part, all = u64(queries) * params.part_count;
+  float* highest = params.parts + all * params.dim + place * 2;
+  return {params.parts + place * params.dim, highest, highest + 1};
+}
+
 // Number i of the output of a query (row * heads + head), which may go through a gate.
+DEV float gate_of(const AttentionParams& params, u32 query, u32 i) {
+  if (!params.gate) return 1.0f;
+  const u32 row = query / params.heads, head = query - row * params.heads;
+  return sigmoid(params.gate[u64(row) * params.gate_row_stride + u64(head) * params.gate_head_stride + i]);
+}
 DEV void keep(const AttentionParams& params, u32 query, u32 i, float x) {
-  if (params.gate) {
-    const u32 row = query / params.heads, head = query - row * params.heads;
-    x = x * sigmoid(params.gate[u64(row) * params.gate_row_stride + u64(head) * params.gate_head_stride + i]);
-  }
-  params.out[u64(query) * params.dim + i] = x;
+  params.out[u64(query) * params.dim + i] = x * gate_of(params, query, i);
 }

@@ -173,6 +173,14 @@ DEV void copy_16(void* to, const void* from) {
   *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
 #endif
 }
+DEV void copy_4(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  const u32 at = u32(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
+#else
+  *reinterpret_cast<u32*>(to) = *reinterpret_cast<const u32*>(from);
+#endif
+}
 DEV void end_of_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -301,7 +301,7 @@ struct AttentionParams {
   const float* sinks;                 // [heads], or null
   const float* gate;                  // by whose sigmoid the output is multiplied, or null
   float* out;
-  float* parts;      // [n * heads, part_count, dim + 2]: the highest score, the sum of the weights, the weighted values
+  float* parts;      // values [n * heads, part_count, dim], then the highest score and the weights' sum of each part
   uint64_t k_begin;  // bytes of a block before its keys
   uint64_t v_begin;
   uint64_t pe_begin;

@@ -61,7 +61,9 @@ constexpr uint32_t nvfp4 = 22;
 constexpr uint32_t attention_queries = 8;        // that a block takes through the keys together
 constexpr uint32_t attention_threads = 256;      // of a block: a warp a query
 constexpr uint32_t attention_tile_queries = 64;  // that a block takes together if there are many
-constexpr uint32_t merge_threads = 64;           // of a block that adds up parts: each has a number of the values
+constexpr uint32_t merge_threads = 128;          // of a block that adds up parts
+constexpr uint32_t merge_numbers = 64;           // of the values, that it has of each
+constexpr uint32_t merge_parts_together = 128;   // whose numbers it brings to shared memory at once
 constexpr uint32_t attention_chunk = 32;         // cached rows whose weights are made together
 constexpr uint32_t attention_span = 256;         // cached rows whose chunks are added up before the spans are
 constexpr uint32_t span_chunks = attention_span / attention_chunk;
@@ -109,6 +111,18 @@ __host__ __device__
     constexpr uint32_t attention_tile_bytes(uint32_t dim) {
   constexpr uint32_t queries = attention_tile_queries, keys = attention_chunk;
   return 4 * (dim * (2 * queries + 2 * keys) + keys * (queries + 4) + queries * (keys + 1) + 10 * queries);
+}
+
+// Shared memory of a block that has a chunk's keys, or its values, with the scales of codes; and how many of these it
+// has room for, those of a chunk or of the chunks of a span, besides what every such block has.
+constexpr uint32_t attention_row_own_bytes = 12 << 10;
+constexpr uint32_t attention_row_buffers = 2;   // of a chunk: its keys and its values
+constexpr uint32_t attention_span_buffers = 3;  // of a span: one is filled while two are read
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+__host__ __device__
+#endif
+    constexpr uint32_t attention_buffer_bytes(uint32_t dim, uint32_t number_bytes) {
+  return attention_chunk * (dim * number_bytes + 2);
 }
 
 // Bytes of a tile in shared memory: sixteen rows of codes, and of their scales and biases.

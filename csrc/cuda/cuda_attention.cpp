@@ -13,15 +13,21 @@ constexpr int64_t most_chunks = 128;                       // of one row; where 
 constexpr int64_t attention_blocks_of_multiprocessor = 2;  // with fewer, it is half idle
 constexpr int64_t few_conv_rows = 8;
 
-// Whether a block may take a large tile of queries: for widths that there are kernels of, and rows that are loaded
+// Whether there are kernels that have keys and values in shared memory: for some widths, and rows that are loaded
 // sixteen bytes at a time.
-bool may_be_tiled(const gpu::AttentionTask& task, const Chip& chip) {
+bool rows_may_be_copied(const gpu::AttentionTask& task) {
   const auto dim = static_cast<uint32_t>(task.q.dim);
   const auto is_aligned = [](const View& block) {
     return !block || reinterpret_cast<uintptr_t>(block.bytes()) % 16 == 0;
   };
-  return (dim == 128 || dim == 256) && task.q_pe.dim == 0 && chip.shared_bytes >= attention_tile_bytes(dim) &&
-         task.k.offset % 16 == 0 && task.v.offset % 16 == 0 && std::ranges::all_of(task.k.blocks, is_aligned);
+  return (dim == 128 || dim == 256) && task.q_pe.dim == 0 && task.k.offset % 16 == 0 && task.v.offset % 16 == 0 &&
+         std::ranges::all_of(task.k.blocks, is_aligned);
+}
+
+// Of a block that takes a row's queries through a part.
+uint32_t copied_bytes(const AttentionParams& params, size_t number_bytes) {
+  return (params.part_chunks > 1 ? attention_span_buffers : attention_row_buffers) *
+         attention_buffer_bytes(params.dim, static_cast<uint32_t>(number_bytes));
 }
 
 // Of one row, as many as there is room for.
@@ -111,11 +117,15 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
   const int64_t queries = n * (heads / task.kv_heads);
   const uint32_t tiles = divide_up(queries, attention_queries);
 
-  // Large tiles need less of everything, but leave multiprocessors idle where there are few of them.
+  // Large tiles need less of everything, but leave multiprocessors idle where there are few of them, and one row has
+  // few queries.
   const uint32_t large_tiles = divide_up(queries, attention_tile_queries);
-  if (2 * large_tiles * task.kv_heads >= launches_.chip().multiprocessors && may_be_tiled(task, launches_.chip()))
-    return wait_with(
-        AttentionOutput{concat(gpu::type_of(task.k), "_", task.q.dim), params, large_tiles, true, {params.rows}});
+  const Chip& chip = launches_.chip();
+  const bool is_copied = rows_may_be_copied(task);
+  const std::string copied_kind = concat(gpu::type_of(task.k), "_", task.q.dim);
+  if (n > 1 && 2 * large_tiles * task.kv_heads >= chip.multiprocessors && is_copied &&
+      chip.shared_bytes >= attention_tile_bytes(params.dim))
+    return wait_with(AttentionOutput{copied_kind, params, large_tiles, true, 0, {params.rows}});
 
   // Room for as many rows as a power of two has, so that the launches stay as they are for many steps.
   const int64_t length = task.first_position + n;
@@ -133,7 +143,10 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
   const bool in_parts = int64_t{tiles} * task.kv_heads < enough &&
                         bytes <= std::min(most_part_bytes, launches_.room_limit(parts)) && count <= most_parts;
   params.part_count = in_parts ? static_cast<uint32_t>(count) : 0;
-  const AttentionOutput output = {kind, params, tiles, false, {params.rows}};
+  const uint32_t row_bytes = copied_bytes(params, dtype_bytes(task.k.dtype));
+  const bool is_row = in_parts && n == 1 && is_copied && chip.shared_bytes >= attention_row_own_bytes + row_bytes;
+  const AttentionOutput output = {is_row ? copied_kind : kind, params,       tiles, false,
+                                  is_row ? row_bytes : 0,      {params.rows}};
   if (!takes_attention(output)) wait_with(output);
 }
 
@@ -148,11 +161,13 @@ void CudaCommands::launch_attention(const AttentionOutput& output) {
   if (params.part_count == 0)
     return launch("attention_" + output.kind, {output.tiles, params.kv_heads}, attention_threads, params, shared);
   params.parts = room<float>(parts, sessions * part_bytes(params) * params.n);
-  launch(concat("attention_", params.part_chunks == 1 ? "chunks_" : "spans_", output.kind),
-         {output.tiles, sessions * params.kv_heads, params.part_count}, attention_threads, params, shared);
+  launch(
+      concat("attention_", output.row_bytes ? "row_" : "", params.part_chunks == 1 ? "chunks_" : "spans_", output.kind),
+      {output.tiles, sessions * params.kv_heads, params.part_count}, attention_threads, params,
+      output.row_bytes ? output.row_bytes : shared);
   const int64_t count = params.part_count;
   const int64_t spans = count / (span_chunks / params.part_chunks) + 2;
-  launch("attention_merge", {params.heads * divide_up(params.dim, merge_threads), params.n, sessions}, merge_threads,
+  launch("attention_merge", {params.heads * divide_up(params.dim, merge_numbers), params.n, sessions}, merge_threads,
          params, static_cast<uint32_t>((2 * count + 4 * spans) * 4));
 }
 

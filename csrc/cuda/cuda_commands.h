@@ -160,6 +160,7 @@ class CudaCommands : public Commands {
     AttentionParams params;
     uint32_t tiles;
     bool has_large_tiles;  // of many rows
+    uint32_t row_bytes;    // of shared memory where that has the keys and values of one row's parts; else 0
     std::vector<const CachedRows*> sessions;
   };
   struct Appended {

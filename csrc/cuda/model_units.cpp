@@ -89,7 +89,9 @@ std::vector<std::string> units_for(const WorkSizes& sizes, const std::vector<DTy
     wanted.add("attention_merge");
     const char* kept = type == DType::f32 ? "f32" : type == DType::bf16 ? "bf16" : "codes";
     for (const int64_t dim : sizes.value_dims) {
-      if (dim == 128 || dim == 256) wanted.add(concat("attention_tiles_", kept, "_", dim));
+      if (dim == 128 || dim == 256)
+        for (const char* kind : {"tiles_", "row_chunks_", "row_spans_"})
+          wanted.add(concat("attention_", kind, kept, "_", dim));
       for (const char* kind : {"", "chunks_", "spans_"})
         wanted.add(concat("attention_", kind, kept, "_", divide_up(dim, attention_threads)));
     }

@@ -119,3 +119,18 @@ def test_many_rows_are_what_each_is_by_itself(run: GpuOps, first: int, window: i
         seen = first + row + 1
         alone = run.attention(q[row : row + 1], k[:seen], v[:seen], 0.1, sinks, window)
         assert np.array_equal(alone[0], whole[row])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8"])
+@pytest.mark.parametrize(("window", "dim"), [(0, 256), (0, 128), (3000, 128)])
+def test_a_row_by_itself_sees_a_long_context_as_among_others(run: GpuOps, window: int, dim: int, dtype: str) -> None:
+    """CUDA has other kernels for one row than for a few, and others than for a short context."""
+    n, first, heads, kv_heads = 2, 4190, 20, 2
+    check_attention(run, 1, first, heads, kv_heads, dim, dtype, window=window, sinks=1.0)
+    rng = np.random.default_rng(dim)
+    q = rng.standard_normal((n, heads, dim), dtype=np.float32)
+    k, v = (cached(rng, (first + n, kv_heads, dim), dtype)[0] for _ in range(2))
+    whole = run.attention(q, k, v, 0.1, None, window)
+    for row in range(n):
+        seen = first + row + 1
+        assert np.array_equal(run.attention(q[row : row + 1], k[:seen], v[:seen], 0.1, None, window)[0], whole[row])

@@ -30,6 +30,7 @@ struct Copy {
   void* to;
   const void* from;
   uint32_t group;
+  uint32_t bytes;
 };
 
 // What a rendezvous needs comes first, in one line of the CPU's cache.

@@ -336,9 +336,9 @@ void* msl_dynamic_memory(uint32_t alignment, const char* name) {
   return msl_threadgroup_variable(~0u, of_this_fiber().dynamic_bytes, alignment, name);
 }
 
-void msl_copy_later(void* to, const void* from) {
+void msl_copy_later(void* to, const void* from, uint32_t bytes) {
   Thread& thread = *of_this_fiber().running;
-  thread.copies.push_back({to, from, thread.copy_groups});
+  thread.copies.push_back({to, from, thread.copy_groups, bytes});
 }
 void msl_end_of_copies() { ++of_this_fiber().running->copy_groups; }
 // The next of the copies that are not of the last `still` groups; false when there is none.

@@ -14,6 +14,7 @@ struct msl_copy {
   void* to;
   const void* from;
   uint32_t group;
+  uint32_t bytes;
 };
 struct msl_exchanged {
   msl_snapshot* snapshot;
@@ -26,7 +27,7 @@ __attribute__((convergent, noinline)) void msl_barrier(uint32_t flags);
 __attribute__((convergent, noinline)) void msl_simdgroup_barrier(uint32_t flags);
 void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, const char* name);
 void* msl_dynamic_memory(uint32_t alignment, const char* name);
-void msl_copy_later(void* to, const void* from);
+void msl_copy_later(void* to, const void* from, uint32_t bytes);
 void msl_end_of_copies();
 bool msl_next_copy(uint32_t still, msl_copy* copy);
 __attribute__((const)) const MslPlace* msl_place();
@@ -207,13 +208,22 @@ MSL_INLINE void multiply_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a
 // A copy comes as late as it may.
 MSL_INLINE void copy_16(void* to, const void* from) {
   if ((uint64_t)to % 16 || (uint64_t)from % 16) msl_undefined("a copy of sixteen bytes that is not aligned");
-  msl_copy_later(to, from);
+  msl_copy_later(to, from, 16);
+}
+MSL_INLINE void copy_4(void* to, const void* from) {
+  if ((uint64_t)to % 4 || (uint64_t)from % 4) msl_undefined("a copy of four bytes that is not aligned");
+  msl_copy_later(to, from, 4);
 }
 MSL_INLINE void end_of_copies() { msl_end_of_copies(); }
 template <uint32_t still>
 MSL_INLINE void wait_for_copies() {
   msl_copy copy;
-  while (msl_next_copy(still, &copy)) *(uint4*)copy.to = *(const uint4*)copy.from;
+  while (msl_next_copy(still, &copy)) {
+    if (copy.bytes == 16)
+      *(uint4*)copy.to = *(const uint4*)copy.from;
+    else
+      *(uint32_t*)copy.to = *(const uint32_t*)copy.from;
+  }
 }
 
 // Otherwise nothing is late here, and launches come one after the other.

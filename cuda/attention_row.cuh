@@ -1,0 +1,208 @@
+// Attention of one row in parts, with the bits that attention.cuh has: what a query yields is defined there. A block
+// takes a few queries that share a key head through a chunk, or through the chunks of a span. Keys and values come to
+// shared memory by asynchronous copies, those of the next chunk while this one is taken.
+#include "attention.h"
+
+// A buffer has the keys of a chunk, or its values; behind codes are their scales.
+template <typename T, u32 dim>
+struct RowBuffer {
+  T rows[attention_chunk][dim];
+  u16 scales[attention_chunk];
+
+  DEV float scale(const float*, u32) const { return 1.0f; }
+  DEV float scale(const u16*, u32) const { return 1.0f; }
+  DEV float scale(const signed char*, u32 row) const { return bf16(scales[row]); }
+  DEV float number(u32 row, u32 i) const { return number_of(rows[row], i); }
+  DEV float scale(u32 row) const { return scale(rows[0], row); }
+};
+
+static_assert(sizeof(RowBuffer<float, 256>) == attention_buffer_bytes(256, sizeof(float)), "as the host has it");
+
+// What a block shares besides its buffers.
+template <u32 dim>
+struct RowOfQueries {
+  float4 queries[attention_queries / 4][dim];  // number i of four queries together
+  float weights[attention_chunk][attention_queries];
+  float scores[attention_queries][attention_chunk + 1];
+  float before[attention_queries], after[attention_queries];  // what sums so far are multiplied by, and the chunk's
+};
+
+// Sums over the lanes of a warp: lane l gets that of number l / (lanes / count). The pairs that are added are a
+// butterfly's.
+template <u32 count>
+DEV float some_sums_of_lanes(float (&x)[count]) {
+  u32 distance = lanes / 2;
+#pragma unroll
+  for (u32 half = count / 2; half > 0; half /= 2, distance /= 2) {
+    const bool is_upper = lane_of() & distance;
+#pragma unroll
+    for (u32 i = 0; i < count / 2; i++) {
+      if (i >= half) break;
+      const float sent = is_upper ? x[i] : x[i + half], kept = is_upper ? x[i + half] : x[i];
+      x[i] = kept + __shfl_xor_sync(everyone, sent, distance);
+    }
+  }
+#pragma unroll
+  for (; distance > 0; distance /= 2) x[0] += __shfl_xor_sync(everyone, x[0], distance);
+  return x[0];
+}
+
+// Grid of blocks: queries of a key head, key heads of all sessions, parts. Dynamic memory: the buffers.
+template <typename T, u32 dim, u32 warps, bool is_span>
+DEV void attention_row(const AttentionParams& params) {
+  typedef RowBuffer<T, dim> Buffer;
+  constexpr u32 buffers = is_span ? attention_span_buffers : attention_row_buffers;
+  constexpr u32 part_rows = is_span ? attention_span : attention_chunk, keys = attention_chunk / warps;
+  constexpr u32 each = attention_queries * dim / (warps * lanes);  // queries of a thread, of which it has a number
+  extern __shared__ float4 space[];
+  __shared__ RowOfQueries<dim> shared;
+  Buffer* room = reinterpret_cast<Buffer*>(space);
+  let_next_come();
+  const u32 warp = warp_of(), lane = lane_of(), group = params.heads / params.kv_heads;
+  const u32 session = params.sessions ? blockIdx.y / params.kv_heads : 0;
+  const u32 kv_head = blockIdx.y - session * params.kv_heads, first = blockIdx.x * attention_queries;
+  const CachedRows* cached = params.sessions ? params.sessions[session] : params.rows;
+  // What the row sees, and what of that is in the part.
+  const u32 end = u32(cached->first) + 1, begin = params.window && end > params.window ? end - params.window : 0;
+  const u32 part_begin = (begin / part_rows + blockIdx.z) * part_rows, part_end = min(part_begin + part_rows, end);
+  const u32 from = max(part_begin, begin / attention_chunk * attention_chunk);
+  const u8* rows = part_begin < end ? reinterpret_cast<u8* const*>(cached + 1)[part_begin / cached_block] : nullptr;
+  const auto head_of = [&](u32 r) { return kv_head * group + min(first + r, group - 1); };
+  // Keys if `stage` is even, else values.
+  const auto bytes_of = [&](u32 stage, u32 row) {
+    return rows + (stage % 2 ? params.v_begin : params.k_begin) +
+           (u64(row) * params.kv_heads + kv_head) * (dim * sizeof(T));
+  };
+  const auto first_of = [&](u32 stage) { return from + stage / 2 * attention_chunk; };
+  const auto buffer_of = [&](u32 stage) -> Buffer& { return room[stage % buffers]; };
+  const auto bring = [&](u32 stage) {
+    const u32 at = first_of(stage);
+    Buffer& to = buffer_of(stage);
+    if (at < part_end) {
+      const u32 count = min(attention_chunk, part_end - at), row = at % cached_block;
+#pragma unroll 2
+      for (u32 key = warp; key < count; key += warps)
+        for (u32 i = lane * 16; i < dim * sizeof(T); i += lanes * 16)
+          copy_16(reinterpret_cast<u8*>(to.rows[key]) + i, bytes_of(stage, row + key) + i);
+      if (sizeof(T) == 1 && threadIdx.x < attention_chunk / 8)
+        copy_16(to.scales + threadIdx.x * 8,
+                reinterpret_cast<const u16*>(rows + (stage % 2 ? params.v_begin : params.k_begin) +
+                                             u64(cached_block) * params.kv_heads * dim) +
+                    kv_head * cached_block + row + threadIdx.x * 8);
+    }
+    end_of_copies();
+  };
+  // A cache that is asked for rows is never wrong.
+  if (rows) {
+    constexpr u32 lines = dim * sizeof(T) / 128;
+    for (u32 i = threadIdx.x; i < 2 * attention_chunk * lines; i += warps * lanes)
+      if (from + i / 2 / lines < part_end)
+        prefetch_line(bytes_of(i, (from + i / 2 / lines) % cached_block) + i / 2 % lines * 128);
+  }
+  wait_for_previous();
+  if (!rows) return;
+  bring(0);
+  bring(1);
+#pragma unroll 1
+  for (u32 r = warp; r < attention_queries; r += warps) {
+    const float* q = params.q + u64(session) * params.q_row_stride + head_of(r) * params.q_head_stride;
+    float numbers[dim / lanes];
+#pragma unroll
+    for (u32 c = 0; c < dim / lanes; c++) numbers[c] = q[lane + c * lanes];
+#pragma unroll
+    for (u32 c = 0; c < dim / lanes; c++)
+      reinterpret_cast<float*>(&shared.queries[r / 4][lane + c * lanes])[r % 4] = numbers[c];
+  }
+  float highest = lowest, total = 0.0f, values[each] = {};
+  const u32 number = threadIdx.x % dim, own_query = threadIdx.x / dim * each;
+#pragma unroll 1
+  for (u32 stage = 0, at = from; at < part_end; stage += 2, at += attention_chunk) {
+    const u32 count = min(attention_chunk, part_end - at);
+    const Buffer& k = buffer_of(stage);
+    wait_for_copies<1>();
+    __syncthreads();  // keys are there, and nobody reads the values before
+    if (is_span) bring(stage + 2);
+    {
+      float sums[keys * attention_queries] = {}, scales[keys];
+      u32 own[keys];
+#pragma unroll
+      for (u32 j = 0; j < keys; j++) own[j] = min(warp * keys + j, count - 1), scales[j] = k.scale(own[j]);
+#pragma unroll 2
+      for (u32 i = lane; i < dim; i += lanes) {
+        const float4 low = shared.queries[0][i], high = shared.queries[1][i];
+        const float query[attention_queries] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (u32 j = 0; j < keys; j++) {
+          const float key = k.number(own[j], i) * scales[j];
+#pragma unroll
+          for (u32 r = 0; r < attention_queries; r++)
+            sums[j * attention_queries + r] = fmaf(query[r], key, sums[j * attention_queries + r]);
+        }
+      }
+      const float score = some_sums_of_lanes(sums) * params.scale;
+      const u32 place = lane / (lanes / (keys * attention_queries));
+      shared.scores[place % attention_queries][warp * keys + place / attention_queries] = score;
+    }
+    __syncthreads();
+    if (is_span) bring(stage + 3);
+    if (warp < attention_queries) {
+      const bool is_seen = at + lane < part_end && at + lane >= begin;
+      const float own = is_seen ? shared.scores[warp][lane] : lowest;
+      float most = warp_max(own);
+      const float weight = is_seen ? expf(own - most) : 0.0f, sum = warp_sum(weight);
+      shared.weights[lane][warp] = weight;
+      if (is_span) {
+        const Joint joint = join(highest, total, most, sum);
+        if (lane == 0) shared.before[warp] = joint.before, shared.after[warp] = joint.after;
+      } else {
+        highest = most, total = sum;
+      }
+    }
+    wait_for_copies<is_span ? 2 : 0>();
+    __syncthreads();
+    const Buffer& v = buffer_of(stage + 1);
+    float sums[each] = {};
+#pragma unroll 4
+    for (u32 j = max(at, begin) - at; j < count; j++) {
+      const float value = v.number(j, number) * v.scale(j);
+      float weights[each];
+      if constexpr (each % 4 == 0) {
+#pragma unroll
+        for (u32 r = 0; r < each; r += 4) {
+          const float4 four = *reinterpret_cast<const float4*>(&shared.weights[j][own_query + r]);
+          weights[r] = four.x, weights[r + 1] = four.y, weights[r + 2] = four.z, weights[r + 3] = four.w;
+        }
+      } else {
+#pragma unroll
+        for (u32 r = 0; r < each; r++) weights[r] = shared.weights[j][own_query + r];
+      }
+#pragma unroll
+      for (u32 r = 0; r < each; r++) sums[r] = fmaf(weights[r], value, sums[r]);
+    }
+#pragma unroll
+    for (u32 r = 0; r < each; r++)
+      values[r] =
+          is_span ? joined(values[r], sums[r], shared.before[own_query + r], shared.after[own_query + r]) : sums[r];
+  }
+  const u32 all_queries = gridDim.y / params.kv_heads * params.heads;
+  const auto part_of = [&](u32 r) {
+    return place_of_part(params, all_queries, session * params.heads + head_of(r), blockIdx.z);
+  };
+  const u32 here = min(attention_queries, group - first);
+  if (warp < here && lane == 0) *part_of(warp).highest = highest, *part_of(warp).total = total;
+#pragma unroll
+  for (u32 r = 0; r < each; r++)
+    if (own_query + r < here) part_of(own_query + r).values[number] = values[r];
+}
+
+// ---- Kernels --------------------------------------------------------------------------------------------------------
+
+#define ROW_KERNELS(type, T, dim)                                                                                      \
+  KERNEL(attention_row_chunks_##type##_##dim, AttentionParams, (attention_threads), (attention_row<T, dim, 8, false>)) \
+  KERNEL(attention_row_spans_##type##_##dim, AttentionParams, (attention_threads, 2), (attention_row<T, dim, 8, true>))
+ROW_KERNELS(f32, float, 128)
+ROW_KERNELS(f32, float, 256)
+ROW_KERNELS(bf16, u16, 128)
+ROW_KERNELS(bf16, u16, 256)
+ROW_KERNELS(codes, signed char, 128)
+ROW_KERNELS(codes, signed char, 256)
