@@ -471,11 +471,11 @@ struct TopKParams {
 // Logits, or what blocks of them found.
 struct SurveyParams {
   const float* values;
-  const uint64_t* found;  // null in the first round
-  uint64_t* best;         // of each block; in the last round null
+  const struct ShortlistRow* rows;  // if there are several; else null
+  const uint64_t* found;            // of each row's blocks; null in the first round
+  uint64_t* best;                   // likewise; in the last round null
   int* result;
-  uint32_t count;
-  uint32_t nothing;
+  uint64_t count;
 };
 
 // A row of logits of which the greatest are listed.

@@ -244,32 +244,35 @@ extern "C" __global__ void top_k(const TopKParams params) {
 }
 
 // The best, and the first that is not finite. Each block of the first round leaves a candidate, and the place of the
-// first odd one. Grid of blocks of row_threads: blocks of top_k_block, then one.
+// first odd one. Grid of blocks of row_threads: blocks of top_k_block, then one; rows.
 extern "C" __global__ void survey(const SurveyParams params) {
   __shared__ u64 bests[row_threads / lanes];
   __shared__ u32 firsts[row_threads / lanes];
   begin_kernel();
   constexpr u32 together = top_k_block / row_threads;
+  const float* values = params.rows ? params.rows[blockIdx.y].logits : params.values;
+  const u32 count = u32(params.count);
   u64 best = 0;
   u32 odd = 0xffffffffu;  // the place of the first
-  if (params.values) {
+  if (params.found == nullptr) {
     float numbers[together];
 #pragma unroll
     for (u32 j = 0; j < together; j++) {
       const u32 at = blockIdx.x * top_k_block + j * row_threads + threadIdx.x;
-      numbers[j] = params.values[min(at, params.count - 1)];
+      numbers[j] = values[min(at, count - 1)];
     }
 #pragma unroll
     for (u32 j = 0; j < together; j++) {
       const u32 at = blockIdx.x * top_k_block + j * row_threads + threadIdx.x;
-      if (at >= params.count) continue;
+      if (at >= count) continue;
       best = max(best, candidate(numbers[j], at));
       if ((__float_as_uint(numbers[j]) & 0x7f800000u) == 0x7f800000u) odd = min(odd, at);
     }
   } else {
-    for (u32 i = threadIdx.x; i < params.count; i += row_threads) {
-      best = max(best, params.found[2 * i]);
-      odd = min(odd, u32(params.found[2 * i + 1]));
+    const auto* found = params.found + u64(blockIdx.y) * count * 2;
+    for (u32 i = threadIdx.x; i < count; i += row_threads) {
+      best = max(best, found[2 * i]);
+      odd = min(odd, u32(found[2 * i + 1]));
     }
   }
   best = warp_best(best);
@@ -282,10 +285,11 @@ extern "C" __global__ void survey(const SurveyParams params) {
   odd = warp_min(lane_of() < warps ? firsts[lane_of()] : 0xffffffffu);
   if (lane_of() > 0) return;
   if (params.best) {
-    params.best[2 * blockIdx.x] = best;
-    params.best[2 * blockIdx.x + 1] = odd;
+    auto* to = params.best + (u64(blockIdx.y) * gridDim.x + blockIdx.x) * 2;
+    to[0] = best, to[1] = odd;
   } else {
-    params.result[0] = int(id_of(best));
-    params.result[1] = odd == 0xffffffffu ? -1 : int(odd);
+    int* result = params.rows ? params.rows[blockIdx.y].head : params.result;
+    result[0] = int(id_of(best));
+    result[1] = odd == 0xffffffffu ? -1 : int(odd);
   }
 }

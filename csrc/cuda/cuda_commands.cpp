@@ -1,6 +1,7 @@
 #include "cuda/cuda_commands.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "core/shortlist.h"
@@ -295,24 +296,38 @@ void CudaCommands::top_k(View logits, int64_t count, int64_t k, View ids, View v
   });
 }
 
+// Those of several rows, one after another, are one.
 void CudaCommands::survey(View logits, int64_t count, View found) {
   op("survey", [&] {
-    const uint32_t blocks = divide_up(count, top_k_block);
-    SurveyParams params = {.values = address<const float>(logits),
-                           .found = nullptr,
-                           .best = room<uint64_t>(surveyed, int64_t{blocks} * 16),
-                           .result = nullptr,
-                           .count = static_cast<uint32_t>(count),
-                           .nothing = 0};
-    launch("survey", {blocks}, row_threads, params);
-    params = {.values = nullptr,
-              .found = params.best,
-              .best = nullptr,
-              .result = address<int>(found),
-              .count = blocks,
-              .nothing = 0};
-    launch("survey", {1}, row_threads, params);
+    ShortlistRow row = {};
+    row.logits = address<const float>(logits);
+    row.head = address<int>(found);
+    auto* waiting = std::get_if<Surveys>(&waiting_);
+    if (waiting && waiting->count == count &&
+        std::ssize(waiting->rows) * divide_up(count, top_k_block) * 16 < launches_.room_limit(surveyed))
+      return waiting->rows.push_back(row);
+    wait_with(Surveys{{row}, count});
   });
+}
+
+void CudaCommands::launch_surveys(const Surveys& surveys) {
+  const uint32_t blocks = divide_up(surveys.count, top_k_block);
+  const auto n = static_cast<uint32_t>(surveys.rows.size());
+  SurveyParams params = {.values = surveys.rows.front().logits,
+                         .rows = nullptr,
+                         .found = nullptr,
+                         .best = room<uint64_t>(surveyed, int64_t{blocks} * n * 16),
+                         .result = surveys.rows.front().head,
+                         .count = static_cast<uint64_t>(surveys.count)};
+  if (n > 1) {
+    const List list = launches_.list(static_cast<int64_t>(n * sizeof(ShortlistRow)));
+    std::ranges::copy(surveys.rows, list.values<ShortlistRow>());
+    params.rows = reinterpret_cast<const ShortlistRow*>(list.device);
+  }
+  launch("survey", {blocks, n}, row_threads, params);
+  params.found = std::exchange(params.best, nullptr);
+  params.count = blocks;
+  launch("survey", {1, n}, row_threads, params);
 }
 
 static_assert(listed_block == shortlist_block && listed_group == shortlist_group);

@@ -194,6 +194,11 @@ class CudaCommands : public Commands {
     std::optional<HeadParams> gate;  // of a single session: the gated norm behind it
   };
 
+  struct Surveys {
+    std::vector<ShortlistRow> rows;  // logits and head alone
+    int64_t count;                   // of each row's logits
+  };
+
   template <typename Body>
   void op(const char* name, const Body& body) {
     launches_.op(name, body);
@@ -270,6 +275,7 @@ class CudaCommands : public Commands {
   bool takes_convolution(const ConvParams& params);
   bool takes_delta(const std::string& kernel, const DeltaParams& params);
   void launch_attention(const AttentionOutput& output);
+  void launch_surveys(const Surveys& surveys);
   void append_rows(const std::string& kernel, const AppendParams& params);
 
   const CachedRows* cached_rows(std::span<const View> blocks, int64_t first, int64_t n);
@@ -289,7 +295,7 @@ class CudaCommands : public Commands {
 
   Launches& launches_;
   std::variant<std::monostate, NormParams, RowProduct, FeedForward, ExpertOutputs, DeltaGatesParams, AttentionOutput,
-               HeadsRow, Appended, Convolved, DeltaInputs, DeltaRow>
+               HeadsRow, Appended, Convolved, DeltaInputs, DeltaRow, Surveys>
       waiting_;
   // Of this batch:
   std::vector<RowTable> row_tables_;

@@ -60,7 +60,7 @@ std::vector<RoomSize> CudaCommands::rooms(const WorkSizes& sizes) {
   const int64_t blocks = divide_up(sizes.logits, top_k_block);
   if (sizes.rows) rooms[heads_before_norm] = {"heads", divide_up(sizes.inputs, sizes.rows) * int64_t{4}};
   rooms[convolved_before_norm] = {"heads", sizes.channels * int64_t{4}};
-  rooms[surveyed] = {"survey", blocks * 16};
+  rooms[surveyed] = {"survey", blocks * std::clamp<int64_t>(sizes.rows, 1, many_rows) * 16};
   for (const size_t room : {picked_values, picked_ids})
     for (size_t round = 0; round < 2; ++round)
       rooms[room + round] = {"top-k", blocks > 1 ? blocks * std::min(sizes.picks, sizes.logits) * 4 : 0};

@@ -50,6 +50,7 @@ void CudaCommands::finish() {
     params.sessions = list_of(convolved->sessions);
     flat("conv1d_few", params, params.channels, 1, std::ssize(convolved->sessions));
   }
+  if (const auto* surveys = std::get_if<Surveys>(&waiting)) launch_surveys(*surveys);
   if (const auto* delta = std::get_if<DeltaRow>(&waiting)) {
     DeltaParams params = delta->params;
     params.sessions = list_of(delta->sessions);

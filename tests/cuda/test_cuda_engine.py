@@ -125,6 +125,33 @@ def test_a_step_of_a_resident_model_gives_the_bits_of_a_prefill(store: Stores) -
     assert np.array_equal(found, expected)
 
 
+@pytest.mark.parametrize("lengths", [[260, 300], list(range(5, 14))])
+def test_sessions_side_by_side_have_the_bits_of_each_alone(store: Stores, lengths: list[int]) -> None:
+    """And the best tokens of all are found together."""
+    model = load(store("many experts"))
+    session = model.session(max_context=64)
+    for seed in range(1, 9):  # so that every expert is read
+        session.prefill(tokens(60, seed=seed, vocab=VOCAB))
+        session.clear()
+    sessions = [model.session(max_context=320) for _ in lengths]
+    ids = [tokens(4, seed=50 + place, vocab=VOCAB) for place in range(len(lengths))]
+    expected = []
+    for place, (own, length) in enumerate(zip(sessions, lengths, strict=True)):
+        own.prefill(tokens(length, seed=20 + place, vocab=VOCAB))
+        fork = own.fork()
+        expected.append(steps(fork, ids[place]))
+        fork.close()
+    found = []
+    for turn in range(4):  # the last asks for the best tokens alone
+        with cuda_gpu.emulating(order=turn, checked=turn == 1):
+            rows = model.evaluate([(own, own_ids[turn : turn + 1]) for own, own_ids in zip(sessions, ids, strict=True)])
+            best = [row.argmax() for row in rows]
+        if turn < 3:
+            found.append([np.array(row.numpy()).reshape(-1) for row in rows])
+    assert np.array_equal(np.array(found).swapaxes(0, 1), np.array(expected)[:, :3].reshape(len(lengths), 3, -1))
+    assert best == [int(last.argmax()) for last in np.array(expected)[:, 3].reshape(len(lengths), -1)]
+
+
 def answers(model: moeflux.Model, every: list[Sampling]) -> tuple[list[list[int]], int]:
     """Of sessions that are evaluated together, each with its own settings; and how many tokens came from lists."""
     sessions = [model.session(max_context=32) for _ in every]
