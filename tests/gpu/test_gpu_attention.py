@@ -121,11 +121,10 @@ def test_many_rows_are_what_each_is_by_itself(run: GpuOps, first: int, window: i
         assert np.array_equal(alone[0], whole[row])
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8"])
-@pytest.mark.parametrize(("window", "dim"), [(0, 256), (0, 128), (3000, 128)])
-def test_a_row_by_itself_sees_a_long_context_as_among_others(run: GpuOps, window: int, dim: int, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "window", "dim"), [("f32", 0, 256), ("bf16", 0, 128), ("q8", 3000, 128)])
+def test_a_row_by_itself_sees_a_long_context_as_among_others(run: GpuOps, dtype: str, window: int, dim: int) -> None:
     """CUDA has other kernels for one row than for a few, and others than for a short context."""
-    n, first, heads, kv_heads = 2, 4190, 20, 2
+    n, first, heads, kv_heads = 2, 4190, 6, 1
     check_attention(run, 1, first, heads, kv_heads, dim, dtype, window=window, sinks=1.0)
     rng = np.random.default_rng(dim)
     q = rng.standard_normal((n, heads, dim), dtype=np.float32)
