@@ -50,7 +50,8 @@ def test_the_parts_add_up_in_each_memory(store: Path) -> None:
     assert found.device_floor_bytes <= found.device_bytes <= found.device_budget_bytes == 200_000_000
     assert found.unspent_bytes == 400_000_000 - found.host_bytes
     assert found.device_unspent_bytes == 200_000_000 - found.device_bytes < found.slot_bytes + 100_000
-    assert found.device_parts["expert slots"] == found.slots * found.slot_bytes == found.parts["expert slots"]
+    tabled = found.slots * found.slot_bytes + 4 * 24 * 8  # where each expert lies
+    assert tabled <= found.device_parts["expert slots"] == found.parts["expert slots"] < tabled + 4096
     assert found.device_parts["host slots"] == 0
     assert found.parts["host slots"] == found.host_slots * found.slot_bytes
     assert found.device_parts["tables"] == found.device_parts["read buffers"] == 0

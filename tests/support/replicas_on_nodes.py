@@ -62,5 +62,5 @@ def main(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(main(Path(sys.argv[1]))))
+    print("\n" + json.dumps(main(Path(sys.argv[1]))), flush=True)
     os._exit(0)

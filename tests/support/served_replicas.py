@@ -161,5 +161,5 @@ def main(folder: Path) -> dict[str, Any]:
 LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(main(Path(sys.argv[1]))))
+    print("\n" + json.dumps(main(Path(sys.argv[1]))), flush=True)
     os._exit(0)
