@@ -39,3 +39,8 @@ DEV float gate_of(const AttentionParams& params, u32 query, u32 i) {
 DEV void keep(const AttentionParams& params, u32 query, u32 i, float x) {
   params.out[u64(query) * params.dim + i] = x * gate_of(params, query, i);
 }
+
+// Rows of keys and values of which there are kernels that have them in shared memory: their type and width.
+#define FOR_COPIED_ROWS(instance)                                                                       \
+  instance(f32, float, 128) instance(f32, float, 256) instance(bf16, u16, 128) instance(bf16, u16, 256) \
+      instance(codes, signed char, 128) instance(codes, signed char, 256)

@@ -200,9 +200,4 @@ DEV void attention_row(const AttentionParams& params) {
 #define ROW_KERNELS(type, T, dim)                                                                                      \
   KERNEL(attention_row_chunks_##type##_##dim, AttentionParams, (attention_threads), (attention_row<T, dim, 8, false>)) \
   KERNEL(attention_row_spans_##type##_##dim, AttentionParams, (attention_threads, 2), (attention_row<T, dim, 8, true>))
-ROW_KERNELS(f32, float, 128)
-ROW_KERNELS(f32, float, 256)
-ROW_KERNELS(bf16, u16, 128)
-ROW_KERNELS(bf16, u16, 256)
-ROW_KERNELS(codes, signed char, 128)
-ROW_KERNELS(codes, signed char, 256)
+FOR_COPIED_ROWS(ROW_KERNELS)

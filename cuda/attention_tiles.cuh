@@ -318,9 +318,4 @@ DEV void attention_tile(const AttentionParams& params) {
 
 #define TILE_KERNEL(type, T, dim) \
   KERNEL(attention_tiles_##type##_##dim, AttentionParams, (attention_threads), (attention_tile<T, dim>))
-TILE_KERNEL(f32, float, 128)
-TILE_KERNEL(f32, float, 256)
-TILE_KERNEL(bf16, u16, 128)
-TILE_KERNEL(bf16, u16, 256)
-TILE_KERNEL(codes, signed char, 128)
-TILE_KERNEL(codes, signed char, 256)
+FOR_COPIED_ROWS(TILE_KERNEL)

@@ -12,12 +12,11 @@ typedef unsigned long long uint64_t;
 
 namespace moeflux::cuda {
 
-constexpr uint32_t lanes = 32;              // of a warp
-constexpr uint32_t row_threads = 256;       // of a block that goes through one row
-constexpr uint32_t most_given_words = 512;  // that come as arguments, of which a launch may have 4 KB
-constexpr uint32_t flat_threads = 256;      // of a block where every thread has a number of its own
-constexpr uint32_t head_warps = 4;          // of a block where every warp has a head of its own
-constexpr uint32_t max_warps = 32;          // of any block
+constexpr uint32_t lanes = 32;          // of a warp
+constexpr uint32_t row_threads = 256;   // of a block that goes through one row
+constexpr uint32_t flat_threads = 256;  // of a block where every thread has a number of its own
+constexpr uint32_t head_warps = 4;      // of a block where every warp has a head of its own
+constexpr uint32_t max_warps = 32;      // of any block
 
 constexpr uint32_t pack = 8;            // codes that a lane takes at once: as many bytes as a code has bits
 constexpr uint32_t step_columns = 32;   // of a tensor core's product: a pack of each of four lanes

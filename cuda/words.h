@@ -5,6 +5,8 @@
 
 namespace moeflux::cuda {
 
+constexpr uint32_t most_given_words = 512;  // that come as arguments, of which a launch may have 4 KB
+
 // `count` words of four bytes.
 struct WordsParams {
   const uint32_t* from;
