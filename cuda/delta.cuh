@@ -39,11 +39,31 @@ DEV void convolve_few(const ConvParams& all) {
   keep_last(params, channel);
 }
 
-// A thread has a number of the output, and the state comes after. Grid of threads: channels, rows.
+// A thread has a channel, in conv_rows rows, and the state comes after. What several of them see is loaded once. Grid
+// of threads: channels, blocks of rows.
 DEV void convolve_many(const ConvParams& params) {
   begin_kernel();
-  const u32 channel = blockIdx.x * blockDim.x + threadIdx.x;
-  if (channel < params.channels) convolve(params, blockIdx.y, channel);
+  const u32 channel = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * conv_rows;
+  if (channel >= params.channels) return;
+  const u32 count = min(conv_rows, params.n - first);
+  if (params.taps != conv_taps || params.dilation != 1) {
+    for (u32 row = 0; row < count; row++) convolve(params, first + row, channel);
+    return;
+  }
+  float weights[conv_taps], seen[conv_rows + conv_taps - 1];
+#pragma unroll
+  for (u32 i = 0; i < conv_taps; i++) weights[i] = params.weight[u64(channel) * conv_taps + i];
+#pragma unroll
+  for (u32 i = 0; i < conv_rows + conv_taps - 1; i++)
+    seen[i] = i < count + conv_taps - 1 ? tap(params, first + i, channel) : 0.0f;
+#pragma unroll
+  for (u32 row = 0; row < conv_rows; row++) {
+    if (row >= count) break;
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < conv_taps; i++) sum = fmaf(seen[row + i], weights[i], sum);
+    params.out[u64(first + row) * params.channels + channel] = silu(sum);
+  }
 }
 DEV void keep_last_of_many(const ConvParams& params) {
   begin_kernel();

@@ -190,7 +190,7 @@ void CudaCommands::conv1d(const ConvArgs& args, int64_t n) {
       return;
     }
     if (n <= few_conv_rows) return flat("conv1d_few", params, args.channels);
-    flat("conv1d", params, args.channels, n);
+    flat("conv1d", params, args.channels, divide_up(n, conv_rows));
     flat("conv1d_state", params, args.channels);
   });
 }
