@@ -1,26 +1,26 @@
 // Attention of many rows, with the bits that attention.cuh has: what a query yields is defined there. A block takes
 // many queries that share a key head through the keys, and a thread has several sums of each kind, so that what it
-// loads from shared memory serves several products.
+// loads from shared memory serves several products: eight by eight, for otherwise those loads are what it waits for.
 #include "attention.h"
 
 constexpr u32 tile_queries = attention_tile_queries;
 constexpr u32 tile_warps = attention_threads / lanes;
 constexpr u32 queries_of_warp = tile_queries / tile_warps;  // whose weights it makes
-constexpr u32 side = 4;                                     // scores of a thread: of so many queries with so many keys
-constexpr u32 values_side = 8;                              // values of a thread: of so many queries, four numbers each
-constexpr u32 row_step = 32 * tile_warps / 2;               // of a row of values, that the block has side by side
-static_assert(tile_queries * attention_chunk == side * side * attention_threads / 2,
-              "two threads have the same scores");
-static_assert(tile_queries == 2 * 4 * values_side, "two warps have all queries");
+constexpr u32 side = 8;      // scores of a thread: of so many queries with so many keys; values: of so many queries
+constexpr u32 together = 8;  // lanes that have the same scores, each the sums over every eighth number
+constexpr u32 row_step = 32 * tile_warps / 2;  // of a row of values, that the block has side by side, by fours
+static_assert(tile_queries * attention_chunk * together == side * side * attention_threads, "all have scores");
+static_assert(tile_queries == 2 * 4 * side, "two warps have all queries");
+static_assert(queries_of_warp == 8 && attention_chunk == lanes, "a lane has a key, and scores of eight queries");
 
 template <u32 dim>
 struct AttentionTile {
   float queries[dim][tile_queries];  // as place_in says
   float keys[dim][attention_chunk];
   float values[attention_chunk][dim];
-  float4 sums[tile_queries * dim / 4 / attention_threads][attention_threads];  // of all spans before
+  float4 span[tile_queries * dim / 4 / attention_threads][attention_threads];  // sums of the chunks before
   float weights[attention_chunk][tile_queries + 4];
-  float scores[tile_queries][attention_chunk + 1];
+  float scores[tile_queries][attention_chunk + 4];
   float before[tile_queries], after[tile_queries];  // what the span's sums are multiplied by, and the chunk's
   float span_before[tile_queries], span_after[tile_queries];
   float sink_before[tile_queries], total[tile_queries];
@@ -32,8 +32,8 @@ struct AttentionTile {
 static_assert(sizeof(AttentionTile<128>) == attention_tile_bytes(128), "the host knows how large a tile is");
 static_assert(sizeof(AttentionTile<256>) == attention_tile_bytes(256), "likewise");
 
-// Lanes that have an even number of a row and those that have the odd one behind it read different banks.
-DEV u32 place_in(u32 i, u32 place) { return place ^ (i & 1) << 4; }
+// Sixteen lanes that read numbers of a row side by side, of two eights of queries or of keys, read different banks.
+DEV u32 place_in(u32 i, u32 place) { return place ^ ((i >> 1 ^ i >> 2) & 1) << 4; }
 
 template <typename T>
 DEV float4 four_of(const T* numbers, float scale) {
@@ -77,160 +77,256 @@ struct TileKeys {
 template <typename T, u32 dim>
 DEV void bring_values(const AttentionParams& params, const u8* rows, u32 kv_head, u32 begin, u32 count,
                       float (&to)[attention_chunk][dim]) {
+  constexpr u32 fours = dim / 4, abreast = attention_threads / fours;  // rows that the block brings side by side
   const T* v = reinterpret_cast<const T*>(rows + params.v_begin);
-  for (u32 at = threadIdx.x; at < count * (dim / 4); at += attention_threads) {
-    const u32 key = at / (dim / 4), i = at % (dim / 4) * 4, row = begin % cached_block + key;
-    const T* from = v + (u64(row) * params.kv_heads + kv_head) * dim + i;
+  const u32 i = threadIdx.x % fours * 4, row = begin % cached_block;
+  const u64 width = u64(params.kv_heads) * dim;
+  const T* from = v + (row + threadIdx.x / fours) * width + kv_head * dim + i;
+#pragma unroll 4
+  for (u32 key = threadIdx.x / fours; key < count; key += abreast, from += abreast * width) {
     if constexpr (sizeof(T) == sizeof(float))
       copy_16(&to[key][i], from);
     else
       *reinterpret_cast<float4*>(&to[key][i]) =
-          four_of(from, scale_of(v, cached_block, params.kv_heads * dim, kv_head, row));
+          four_of(from, scale_of(v, cached_block, params.kv_heads * dim, kv_head, row + key));
   }
   end_of_copies();
 }
 
 // ---- Scores ---------------------------------------------------------------------------------------------------------
 
-// The sums of what the lanes first, first + distance, first + 2 distance ... of attention.cuh have, in its order.
-template <u32 dim, u32 distance>
-DEV void add_lanes(const AttentionTile<dim>& tile, u32 first, u32 query, u32 key, float (&sums)[side * side]) {
+// Where a thread reads numbers `part`, part + 8 ... of queries and keys: four, and four more.
+struct ScorePlaces {
+  const float* queries[2];
+  const float* keys[2];
+};
+
+// The sums of what the lanes part + from, part + from + distance, part + from + 2 distance ... of attention.cuh have,
+// in its order.
+template <u32 dim, u32 distance, u32 from>
+DEV void add_lanes(const ScorePlaces& at, float (&sums)[side][side]) {
   if constexpr (distance == lanes) {
 #pragma unroll
-    for (u32 i = 0; i < side * side; i++) sums[i] = 0.0f;
+    for (u32 a = 0; a < side; a++)
 #pragma unroll
-    for (u32 i = 0; i < dim; i += lanes) {
-      const float4 q = *reinterpret_cast<const float4*>(&tile.queries[first + i][place_in(first, query)]);
-      const float4 k = *reinterpret_cast<const float4*>(&tile.keys[first + i][place_in(first, key)]);
-      const float queries[side] = {q.x, q.y, q.z, q.w}, keys[side] = {k.x, k.y, k.z, k.w};
+      for (u32 b = 0; b < side; b++) sums[a][b] = 0.0f;
+#pragma unroll
+    for (u32 i = from; i < dim; i += lanes) {
+      float queries[side], keys[side];
+#pragma unroll
+      for (u32 half = 0; half < 2; half++) {
+        const float4 q = *reinterpret_cast<const float4*>(at.queries[half] + i * tile_queries);
+        const float4 k = *reinterpret_cast<const float4*>(at.keys[half] + i * attention_chunk);
+        float *four_q = queries + half * 4, *four_k = keys + half * 4;
+        four_q[0] = q.x, four_q[1] = q.y, four_q[2] = q.z, four_q[3] = q.w;
+        four_k[0] = k.x, four_k[1] = k.y, four_k[2] = k.z, four_k[3] = k.w;
+      }
 #pragma unroll
       for (u32 a = 0; a < side; a++)
 #pragma unroll
-        for (u32 b = 0; b < side; b++) sums[a * side + b] = fmaf(queries[a], keys[b], sums[a * side + b]);
+        for (u32 b = 0; b < side; b++) sums[a][b] = fmaf(queries[a], keys[b], sums[a][b]);
     }
   } else {
-    float more[side * side];
-    add_lanes<dim, 2 * distance>(tile, first, query, key, sums);
-    add_lanes<dim, 2 * distance>(tile, first + distance, query, key, more);
+    float more[side][side];
+    add_lanes<dim, 2 * distance, from>(at, sums);
+    add_lanes<dim, 2 * distance, from + distance>(at, more);
 #pragma unroll
-    for (u32 i = 0; i < side * side; i++) sums[i] += more[i];
+    for (u32 a = 0; a < side; a++)
+#pragma unroll
+      for (u32 b = 0; b < side; b++) sums[a][b] += more[a][b];
   }
 }
 
-// Of two lanes side by side, one has the even lanes' sums and the other the odd ones'. Each gets those of two keys.
+// Of the lanes that have the same scores, those four numbers apart add up their sums first, then those two apart, then
+// neighbours. Each time a lane gets one half and gives the other away. The first half of its queries, and of its keys,
+// is what it gets, so that only the last time it has to choose. Lanes next to each other read the same queries, and
+// those two apart the same keys: so shared memory has what sixteen lanes want at once.
 template <u32 dim>
 DEV void make_scores(AttentionTile<dim>& tile, float scale) {
-  const u32 lane = lane_of(), warp = warp_of(), odd = lane & 1;
-  const u32 query = (warp / 2 * 4 + lane / 8) * side, key = (warp % 2 * 4 + lane / 2 % 4) * side;
-  float sums[side * side];
-  add_lanes<dim, 2>(tile, odd, query, key, sums);
+  const u32 lane = lane_of(), warp = warp_of();
+  const u32 is_odd = lane >> 4, is_second = lane >> 2 & 1, is_upper = lane >> 3 & 1;  // bits of the part
+  const u32 part = is_odd | is_second << 1 | is_upper << 2;
+  const u32 query = warp / 2 * 16 + (lane >> 1 & 1) * side, key = warp % 2 * 16 + (lane & 1) * side;
+  const u32 own_query = query + is_upper * 4, own_key = key + is_second * 4;
+  const ScorePlaces at = {
+      {tile.queries[part] + place_in(part, own_query), tile.queries[part] + place_in(part, own_query ^ 4)},
+      {tile.keys[part] + place_in(part, own_key), tile.keys[part] + place_in(part, own_key ^ 4)}};
+  float sums[side][side];
+  add_lanes<dim, together, 0>(at, sums);
 #pragma unroll
-  for (u32 a = 0; a < side; a++)
+  for (u32 a = 0; a < side / 2; a++)
 #pragma unroll
-    for (u32 b = 0; b < side / 2; b++) {
-      const float low = sums[a * side + b], high = sums[a * side + side / 2 + b];
-      const float got = __shfl_xor_sync(everyone, odd ? low : high, 1);
-      tile.scores[query + a][key + odd * (side / 2) + b] = ((odd ? high : low) + got) * scale;
+    for (u32 b = 0; b < side; b++) sums[a][b] += __shfl_xor_sync(everyone, sums[side / 2 + a][b], 8);
+#pragma unroll
+  for (u32 a = 0; a < side / 2; a++)
+#pragma unroll
+    for (u32 b = 0; b < side / 2; b++) sums[a][b] += __shfl_xor_sync(everyone, sums[a][side / 2 + b], 4);
+#pragma unroll
+  for (u32 a = 0; a < 2; a++) {
+    float scores[4];
+#pragma unroll
+    for (u32 b = 0; b < 4; b++) {
+      const float low = sums[a][b], high = sums[2 + a][b];
+      const float got = __shfl_xor_sync(everyone, is_odd ? low : high, 16);
+      scores[b] = ((is_odd ? high : low) + got) * scale;
     }
+    *reinterpret_cast<float4*>(&tile.scores[own_query + is_odd * 2 + a][own_key]) = {scores[0], scores[1], scores[2],
+                                                                                     scores[3]};
+  }
 }
 
 // ---- Weights --------------------------------------------------------------------------------------------------------
 
-// The highest score so far and the sum of the weights: lane i has those of the warp's query i.
+// The highest score so far and the sum of the weights: lanes 4 i ... 4 i + 3 have those of the warp's query i.
 struct Heights {
   float span = lowest, span_total = 0.0f;
   float whole = lowest, whole_total = 0.0f;
 };
 
+// Eight numbers over the lanes of a warp, joined in the pairs of a butterfly: lanes 4 i ... 4 i + 3 get that of number
+// i.
+template <class Join>
+DEV float eight_of_lanes(const float (&x)[8], Join join) {
+  const u32 lane = lane_of();
+  const auto of_both = [&](u32 distance, float low, float high) {
+    const bool is_upper = lane & distance;
+    return join(is_upper ? high : low, __shfl_xor_sync(everyone, is_upper ? low : high, distance));
+  };
+  float four[4], two[2];
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) four[i] = of_both(16, x[i], x[4 + i]);
+#pragma unroll
+  for (u32 i = 0; i < 2; i++) two[i] = of_both(8, four[i], four[2 + i]);
+  float one = of_both(4, two[0], two[1]);
+  one = join(one, __shfl_xor_sync(everyone, one, 2));
+  return join(one, __shfl_xor_sync(everyone, one, 1));
+}
+
+// `sees_all`: every query of the tile sees every key of the chunk, which is whole.
 template <u32 dim>
-DEV void make_weights(AttentionTile<dim>& tile, u32 begin, u32 end, bool ends_span, Heights& heights) {
+DEV void make_weights(AttentionTile<dim>& tile, u32 begin, u32 end, bool sees_all, bool ends_span, Heights& heights) {
   const u32 lane = lane_of(), first = warp_of() * queries_of_warp, key = begin + lane;
-  float highest = lowest, total = 0.0f, weights[queries_of_warp];
+  float own[queries_of_warp], weights[queries_of_warp];
+  u32 seen = everyone >> (lanes - queries_of_warp);  // by the lane's queries, a bit each
+#pragma unroll
+  for (u32 r = 0; r < queries_of_warp; r++) own[r] = tile.scores[first + r][lane];
+  if (!sees_all) {
+#pragma unroll
+    for (u32 r = 0; r < queries_of_warp; r++) {
+      const bool is_seen = key < end && key >= tile.begins[first + r] && key < tile.ends[first + r];
+      const u32 by = __ballot_sync(everyone, is_seen);
+      if (lane == r) tile.seen[first + r] = by;
+      if (!is_seen) own[r] = lowest, seen &= ~(1u << r);
+    }
+  }
+  const float highest = eight_of_lanes(own, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
   for (u32 r = 0; r < queries_of_warp; r++) {
-    const bool is_seen = key < end && key >= tile.begins[first + r] && key < tile.ends[first + r];
-    const float own = is_seen ? tile.scores[first + r][lane] : lowest, most = warp_max(own);
-    weights[r] = is_seen ? expf(own - most) : 0.0f;
-    const float sum = warp_sum(weights[r]);
-    const u32 seen = __ballot_sync(everyone, is_seen);
-    if (lane == r) highest = most, total = sum, tile.seen[first + r] = seen;
+    const float weight = expf(own[r] - __shfl_sync(everyone, highest, 4 * r));
+    weights[r] = seen >> r & 1 ? weight : 0.0f;
   }
+  const float total = eight_of_lanes(weights, [](float a, float b) { return a + b; });
 #pragma unroll
   for (u32 r = 0; r < queries_of_warp; r += 4)
     *reinterpret_cast<float4*>(&tile.weights[lane][first + r]) = {weights[r], weights[r + 1], weights[r + 2],
                                                                   weights[r + 3]};
-  if (lane >= queries_of_warp) return;
+  const u32 place = first + lane / 4;
+  const bool keeps = lane % 4 == 0;
   const Joint joint = join(heights.span, heights.span_total, highest, total);
-  tile.before[first + lane] = joint.before, tile.after[first + lane] = joint.after;
+  if (keeps) tile.before[place] = joint.before, tile.after[place] = joint.after;
   if (!ends_span) return;
   const Joint spans = join(heights.whole, heights.whole_total, heights.span, heights.span_total);
-  tile.span_before[first + lane] = spans.before, tile.span_after[first + lane] = spans.after;
+  if (keeps) tile.span_before[place] = spans.before, tile.span_after[place] = spans.after;
   heights.span = lowest, heights.span_total = 0.0f;
 }
 
 // ---- Values ---------------------------------------------------------------------------------------------------------
 
 // Where a thread's values are: queries query ... query + 7, and four numbers from `number` on, then from row_step on.
+// Lanes next to each other have the same queries, and those two apart the same numbers.
 struct ValuesPlace {
   u32 query;
   u32 number;
 };
 DEV ValuesPlace values_place() {
   const u32 lane = lane_of(), warp = warp_of();
-  return {(warp % 2 * 4 + lane / 8) * values_side, warp / 2 * 32 + lane % 8 * 4};
+  const u32 of_queries = (lane >> 1 & 1) | (lane >> 3 & 1) << 1;
+  const u32 of_numbers = (lane & 1) | (lane >> 2 & 1) << 1 | (lane >> 4) << 2;
+  return {(warp % 2 * 4 + of_queries) * side, warp / 2 * 32 + of_numbers * 4};
 }
 
-// The weighted values of a chunk, for all queries or for those that see a key.
+// Where a span begins or ends, and whether it is the first.
+struct SpanPlace {
+  bool begins;
+  bool ends;
+  bool is_first;
+};
+
+DEV float4 joined_fours(const float4& sums, const float (&more)[4], float before, float after) {
+  return {joined(sums.x, more[0], before, after), joined(sums.y, more[1], before, after),
+          joined(sums.z, more[2], before, after), joined(sums.w, more[3], before, after)};
+}
+
+// Where the output of a place has what this thread adds up: until the end, the sums of all spans before.
+template <u32 dim>
+DEV float4* whole_at(const AttentionParams& params, const AttentionTile<dim>& tile, u32 place, u32 number) {
+  return reinterpret_cast<float4*>(params.out + u64(tile.queries_of_call[place]) * dim + number);
+}
+
+// The weighted values of a chunk, for all queries or for those that see a key. Of the places, `there` are queries.
 template <u32 dim, bool by_all>
-DEV void add_values(const AttentionTile<dim>& tile, u32 count, const ValuesPlace& at, const u32 (&seen)[values_side],
-                    float (&span)[dim / row_step][values_side][4]) {
+DEV void add_values(const AttentionParams& params, AttentionTile<dim>& tile, u32 count, u32 there,
+                    const SpanPlace& span) {
+  constexpr u32 steps = dim / row_step;
+  const ValuesPlace at = values_place();
+  float sums[steps][side][4] = {};
+  u32 seen[side];
+  if (!by_all) {
 #pragma unroll
-  for (u32 step = 0; step < dim / row_step; step++) {
-    float sums[values_side][4] = {};
-#pragma unroll by_all ? 8 : 1
-    for (u32 j = 0; j < count; j++) {
-      const float4 v = *reinterpret_cast<const float4*>(&tile.values[j][at.number + step * row_step]);
-      const float4 low = *reinterpret_cast<const float4*>(&tile.weights[j][at.query]),
-                   high = *reinterpret_cast<const float4*>(&tile.weights[j][at.query + 4]);
-      const float weights[values_side] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    for (u32 r = 0; r < side; r++) seen[r] = tile.seen[at.query + r];
+  }
+#pragma unroll by_all ? 4 : 1
+  for (u32 j = 0; j < (by_all ? attention_chunk : count); j++) {
+    const float4 low = *reinterpret_cast<const float4*>(&tile.weights[j][at.query]),
+                 high = *reinterpret_cast<const float4*>(&tile.weights[j][at.query + 4]);
+    const float weights[side] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    float4 values[steps];
 #pragma unroll
-      for (u32 r = 0; r < values_side; r++) {
-        if (!by_all && !(seen[r] >> j & 1)) continue;
-        sums[r][0] = fmaf(weights[r], v.x, sums[r][0]), sums[r][1] = fmaf(weights[r], v.y, sums[r][1]);
-        sums[r][2] = fmaf(weights[r], v.z, sums[r][2]), sums[r][3] = fmaf(weights[r], v.w, sums[r][3]);
+    for (u32 step = 0; step < steps; step++)
+      values[step] = *reinterpret_cast<const float4*>(&tile.values[j][at.number + step * row_step]);
+#pragma unroll
+    for (u32 r = 0; r < side; r++) {
+      if (!by_all && !(seen[r] >> j & 1)) continue;
+#pragma unroll
+      for (u32 step = 0; step < steps; step++) {
+        float (&own)[4] = sums[step][r];
+        const float4& v = values[step];
+        own[0] = fmaf(weights[r], v.x, own[0]), own[1] = fmaf(weights[r], v.y, own[1]);
+        own[2] = fmaf(weights[r], v.z, own[2]), own[3] = fmaf(weights[r], v.w, own[3]);
       }
     }
-#pragma unroll
-    for (u32 r = 0; r < values_side; r++)
-#pragma unroll
-      for (u32 i = 0; i < 4; i++)
-        span[step][r][i] = joined(span[step][r][i], sums[r][i], tile.before[at.query + r], tile.after[at.query + r]);
   }
-}
-
-template <u32 dim>
-DEV void take_values(AttentionTile<dim>& tile, u32 count, bool ends_span,
-                     float (&span)[dim / row_step][values_side][4]) {
-  const ValuesPlace at = values_place();
-  u32 seen[values_side], by_all = everyone;
 #pragma unroll
-  for (u32 r = 0; r < values_side; r++) seen[r] = tile.seen[at.query + r], by_all &= seen[r];
-  if (by_all == everyone >> (attention_chunk - count))
-    add_values<dim, true>(tile, count, at, seen, span);
-  else
-    add_values<dim, false>(tile, count, at, seen, span);
-  if (!ends_span) return;
+  for (u32 r = 0; r < side; r++) {
+    const u32 place = at.query + r;
+    const float before = tile.before[place], after = tile.after[place];
 #pragma unroll
-  for (u32 step = 0; step < dim / row_step; step++)
-#pragma unroll
-    for (u32 r = 0; r < values_side; r++) {
-      float4& sums = tile.sums[step * values_side + r][threadIdx.x];
-      const float before = tile.span_before[at.query + r], after = tile.span_after[at.query + r];
-      float (&more)[4] = span[step][r];
-      sums = {joined(sums.x, more[0], before, after), joined(sums.y, more[1], before, after),
-              joined(sums.z, more[2], before, after), joined(sums.w, more[3], before, after)};
-      more[0] = more[1] = more[2] = more[3] = 0.0f;
+    for (u32 step = 0; step < steps; step++) {
+      float4& kept = tile.span[step * side + r][threadIdx.x];
+      float4 now = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (!span.begins) now = kept;
+      now = joined_fours(now, sums[step][r], before, after);
+      if (!span.ends) {
+        kept = now;
+      } else if (place < there) {
+        float4* whole = whole_at(params, tile, place, at.number + step * row_step);
+        const float more[4] = {now.x, now.y, now.z, now.w};
+        float4 all = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (!span.is_first) all = *whole;
+        *whole = joined_fours(all, more, tile.span_before[place], tile.span_after[place]);
+      }
     }
+  }
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
@@ -259,55 +355,57 @@ DEV void attention_tile(const AttentionParams& params) {
   AttentionTile<dim>& tile = *reinterpret_cast<AttentionTile<dim>*>(space);
   begin_kernel();
   const u32 kv_head = blockIdx.y, first = (gridDim.x - 1 - blockIdx.x) * tile_queries;
+  const u32 there = min(tile_queries, params.n * (params.heads / params.kv_heads) - first);
   bring_queries(params, first, kv_head, tile);
-#pragma unroll
-  for (u32 i = 0; i < tile_queries * dim / 4 / attention_threads; i++)
-    tile.sums[i][threadIdx.x] = {0.0f, 0.0f, 0.0f, 0.0f};
   __syncthreads();
-  const u32 length = tile.ends[tile_queries - 1];
+  const u32 length = tile.ends[tile_queries - 1], seen_by_first = tile.ends[0],
+            seen_by_last = tile.begins[tile_queries - 1];
   const u8* const* blocks = reinterpret_cast<const u8* const*>(params.rows + 1);
-  float span[dim / row_step][values_side][4] = {};
   Heights heights;
-  u32 begin = tile.begins[0] / attention_chunk * attention_chunk;
+  const u32 start = tile.begins[0] / attention_chunk * attention_chunk;
   TileKeys<T, dim> keys;
   const auto load = [&](u32 at) {
     keys.load(params, blocks[at / cached_block], kv_head, at, min(at + attention_chunk, length));
   };
-  load(begin);
+  load(start);
   keys.store(tile.keys);
 #pragma unroll 1
-  for (; begin < length; begin += attention_chunk) {
+  for (u32 begin = start; begin < length; begin += attention_chunk) {
     const u32 end = min(begin + attention_chunk, length);
-    const bool ends_span = end == length || end % attention_span == 0;
+    const SpanPlace span = {begin == start || begin % attention_span == 0, end == length || end % attention_span == 0,
+                            begin / attention_span == start / attention_span};
+    const bool sees_all = begin + attention_chunk <= seen_by_first && begin >= seen_by_last;
     __syncthreads();  // the keys are there, and nobody reads values
     bring_values<T, dim>(params, blocks[begin / cached_block], kv_head, begin, end - begin, tile.values);
     make_scores(tile, params.scale);
     __syncthreads();
     const bool are_more = end < length;
     if (are_more) load(end);
-    make_weights(tile, begin, end, ends_span, heights);
+    make_weights(tile, begin, end, sees_all, span.ends, heights);
     if (are_more) keys.store(tile.keys);
     wait_for_copies<0>();
     __syncthreads();
-    take_values(tile, end - begin, ends_span, span);
+    if (sees_all)
+      add_values<dim, true>(params, tile, end - begin, there, span);
+    else
+      add_values<dim, false>(params, tile, end - begin, there, span);
   }
-  if (lane_of() < queries_of_warp) {
-    const u32 place = warp_of() * queries_of_warp + lane_of();
+  {
+    const u32 place = warp_of() * queries_of_warp + lane_of() / 4;
     Joint sink = {1.0f, 0.0f};
     if (params.sinks)
       sink = join(heights.whole, heights.whole_total, params.sinks[tile.queries_of_call[place] % params.heads], 1.0f);
-    tile.sink_before[place] = sink.before, tile.total[place] = heights.whole_total;
+    if (lane_of() % 4 == 0) tile.sink_before[place] = sink.before, tile.total[place] = heights.whole_total;
   }
   __syncthreads();
   const ValuesPlace at = values_place();
-  const u32 count = min(tile_queries, params.n * (params.heads / params.kv_heads) - first);
 #pragma unroll 1
   for (u32 step = 0; step < dim / row_step; step++)
 #pragma unroll 1
-    for (u32 r = 0; r < values_side; r++) {
+    for (u32 r = 0; r < side; r++) {
       const u32 place = at.query + r;
-      if (place >= count) continue;
-      const float4 sums = tile.sums[step * values_side + r][threadIdx.x];
+      if (place >= there) continue;
+      const float4 sums = *whole_at(params, tile, place, at.number + step * row_step);
       const float numbers[4] = {sums.x, sums.y, sums.z, sums.w};
 #pragma unroll
       for (u32 i = 0; i < 4; i++)

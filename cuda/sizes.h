@@ -111,7 +111,7 @@ __host__ __device__
 #endif
     constexpr uint32_t attention_tile_bytes(uint32_t dim) {
   constexpr uint32_t queries = attention_tile_queries, keys = attention_chunk;
-  return 4 * (dim * (2 * queries + 2 * keys) + keys * (queries + 4) + queries * (keys + 1) + 10 * queries);
+  return 4 * (dim * (2 * queries + 2 * keys) + keys * (queries + 4) + queries * (keys + 4) + 10 * queries);
 }
 
 // Shared memory of a block that has a chunk's keys, or its values, with the scales of codes; and how many of these it

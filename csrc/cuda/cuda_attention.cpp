@@ -123,8 +123,9 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
   const Chip& chip = launches_.chip();
   const bool is_copied = rows_may_be_copied(task);
   const std::string copied_kind = concat(gpu::type_of(task.k), "_", task.q.dim);
-  if (n > 1 && 2 * large_tiles * task.kv_heads >= chip.multiprocessors && is_copied &&
-      chip.shared_bytes >= attention_tile_bytes(params.dim))
+  const bool are_large = is_copied && reinterpret_cast<uintptr_t>(params.out) % 16 == 0 &&
+                         chip.shared_bytes >= attention_tile_bytes(params.dim);
+  if (n > 1 && 2 * large_tiles * task.kv_heads >= chip.multiprocessors && are_large)
     return wait_with(AttentionOutput{copied_kind, params, large_tiles, true, 0, {params.rows}});
 
   // Room for as many rows as a power of two has, so that the launches stay as they are for many steps.
