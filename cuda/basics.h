@@ -95,15 +95,16 @@ DEV void multiply_bytes(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32
 // The same by a warpgroup, four warps one after the other of which each has sixteen rows of a, where the chip has that
 // (9.0): of `fragments` times eight columns. Those of b are in shared memory: a column's bytes 0 ... 15 behind those of
 // the column before, then likewise its bytes 16 ... 31; eight columns more are `apart` bytes further. Products are
-// under way between begin_products and end_products. With `more` they are added to c.
+// under way from end_products to await_products, after begin_products. With `more` they are added to c.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MOEFLUX_WARPGROUPS
 #define FOUR_SUMS(kind, c) kind((c)[0]), kind((c)[1]), kind((c)[2]), kind((c)[3])
 DEV void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-// Of sums c, which nobody reads before.
-template <u32 fragments>
-DEV void end_products(int (&c)[3][fragments][4]) {
-  asm volatile("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;" ::: "memory");
+DEV void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits for sums c, which nobody reads before. Of what was ended, the last `still` may go on.
+template <u32 still, u32 fragments>
+DEV void await_products(int (&c)[3][fragments][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(still) : "memory");
 #pragma unroll
   for (u32 d = 0; d < 3; d++)
 #pragma unroll

@@ -105,7 +105,7 @@ DEV void multiply_columns_of(const uint2 (&codes)[steps][2], u64 columns, u32 di
       else
         multiply_columns<true>(c[d], low.x, high.x, low.y, high.y, at);
     }
-  end_products(c);
+  end_products();
 }
 #endif
 
@@ -116,9 +116,14 @@ DEV void multiply_group(const uint2 (&codes)[steps][2], const Part& x, u32 step,
 #if defined(MOEFLUX_WARPGROUPS)
   const u64 columns = shared_columns(x.digits[0][step], sizeof x.digits[0]);
   constexpr u32 digit_bytes = sizeof x.digits[0][0][0];
-  if (present > fragments / 2) return multiply_columns_of<steps, fragments>(codes, columns, digit_bytes, c);
+  if (present > fragments / 2) {
+    multiply_columns_of<steps, fragments>(codes, columns, digit_bytes, c);
+    await_products<0>(c);
+    return;
+  }
   int half[digits_of_number][fragments / 2][4];
   multiply_columns_of<steps, fragments / 2>(codes, columns, digit_bytes, half);
+  await_products<0>(half);
 #pragma unroll
   for (u32 d = 0; d < digits_of_number; d++)
 #pragma unroll
@@ -144,9 +149,77 @@ DEV void multiply_group(const uint2 (&codes)[steps][2], const Part& x, u32 step,
 #endif
 }
 
+#if defined(MOEFLUX_WARPGROUPS)
+// add_part of a whole part, of four fragments or of eight. Products of four are under way while sums of the four before
+// are made, and nothing is decided in between: what fragments that are not there yield is never looked at.
+template <u32 pieces, u32 bits, u32 steps, u32 fragments>
+DEV void add_whole_part(const PartOfRows<bits, steps>& rows, const Storage& stored,
+                        const PartFor<bits, steps, fragments>& x, ManySums<fragments>& totals) {
+  constexpr u32 most = PartOfRows<bits, steps>::most, some = 4, all = most * pieces;
+  const u32 t = lane_of() % 4;
+  Scaling by[most][2];
+#pragma unroll
+  for (u32 group = 0; group < most; group++)
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) by[group][i] = rows.scaling(i, group, stored.number);
+  int c[2][digits_of_number][some][4];
+  const auto begin = [&](u32 i) {
+    const u32 group = i / pieces, piece = i % pieces;
+    uint2 codes[steps][2];
+#pragma unroll
+    for (u32 j = 0; j < steps; j++)
+#pragma unroll
+      for (u32 r = 0; r < 2; r++) {
+        codes[j][r] = rows.codes[r][group * steps + j].bytes();
+        codes[j][r].x = made_once(codes[j][r].x), codes[j][r].y = made_once(codes[j][r].y);
+      }
+    multiply_columns_of<steps, some>(codes, shared_columns(x.digits[piece * some][group * steps], sizeof x.digits[0]),
+                                     sizeof x.digits[0][0][0], c[i % 2]);
+  };
+  begin(0);
+  if (all > 1) begin(1);
+  ManySums<fragments> sums;
+#pragma unroll
+  for (u32 i = 0; i < all; i++) {
+    const u32 group = i / pieces, piece = i % pieces;
+    if (i + 1 < all)
+      await_products<1>(c[i % 2]);
+    else
+      await_products<0>(c[i % 2]);
+#pragma unroll
+    for (u32 k = 0; k < some; k++) {
+      const u32 f = piece * some + k;
+      const float4 two = reinterpret_cast<const float4*>(x.groups[f][group])[t];
+      const DigitGroup own[2] = {{two.x, two.y}, {two.z, two.w}};
+      const auto& sum = c[i % 2];
+#pragma unroll
+      for (u32 j = 0; j < 4; j++)
+        sums.of[f][j] =
+            with_group(group ? sums.of[f][j] : 0.0f, total_of_digits(sum[0][k][j], sum[1][k][j], sum[2][k][j]),
+                       by[group][j / 2], own[j % 2]);
+    }
+    if (i + 2 < all) begin(i + 2);
+  }
+#pragma unroll
+  for (u32 f = 0; f < pieces * some; f++)
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) totals.of[f][j] += sums.of[f][j];
+}
+#endif
+
 template <u32 bits, u32 steps, u32 fragments>
 DEV void add_part(const PartOfRows<bits, steps>& rows, const Storage& stored, const PartFor<bits, steps, fragments>& x,
                   u32 present, u32 count, ManySums<fragments>& totals) {
+#if defined(MOEFLUX_WARPGROUPS)
+  // Where parts may not be whole, both ways in one kernel would need more registers than there are.
+  if constexpr (fragments == most_fragments && is_whole<bits, steps>()) {
+    if (present > fragments / 2)
+      add_whole_part<2>(rows, stored, x, totals);
+    else
+      add_whole_part<1>(rows, stored, x, totals);
+    return;
+  }
+#endif
   constexpr u32 most = PartOfRows<bits, steps>::most;
   const u32 t = lane_of() % 4;
   ManySums<fragments> sums;
