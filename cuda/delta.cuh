@@ -295,8 +295,8 @@ DEV void gated_delta(const DeltaParams& all) {
 // ---- The recurrence through many rows -------------------------------------------------------------------------------
 //
 // The same sums for keys of 128 numbers. Eight lanes have two rows of the state, so that a key and a query are loaded
-// for both. What a token finds and what the token before reads are added up together: of the four sums of eight lanes,
-// each pair of lanes gets one.
+// for both. Lanes tell each other what a token finds, and everything waits for that: so meanwhile what the token before
+// reads is multiplied, and what the one before that has read is added up.
 
 constexpr u32 delta_quads = delta_key_dim / 4 / delta_lanes;
 struct ManyTokens {
@@ -325,17 +325,33 @@ DEV void bring_tokens(const DeltaParams& params, u32 first, u32 head, u32 first_
   end_of_copies();
 }
 
-// Sums over eight lanes, in pairs as row_sum has them. Lanes 0 and 1 get that of a, 2 and 3 of b, 4 and 5 of c, 6 and 7
-// of d.
-DEV float one_of_sums(float a, float b, float c, float d) {
-  const u32 lane = threadIdx.x % delta_lanes;
-  const bool is_upper = lane & 4, is_second = lane & 2;
-  const float first = (is_upper ? c : a) + __shfl_xor_sync(everyone, is_upper ? a : c, 4);
-  const float second = (is_upper ? d : b) + __shfl_xor_sync(everyone, is_upper ? b : d, 4);
-  const float sum = (is_second ? second : first) + __shfl_xor_sync(everyone, is_second ? first : second, 2);
+// Sums over eight lanes, in pairs as row_sum has them: lanes 0 to 3 get that of a, 4 to 7 that of b.
+DEV float one_of_sums(float a, float b) {
+  const bool is_upper = threadIdx.x % delta_lanes & 4;
+  float sum = (is_upper ? b : a) + __shfl_xor_sync(everyone, is_upper ? a : b, 4);
+  sum += __shfl_xor_sync(everyone, sum, 2);
   return sum + __shfl_xor_sync(everyone, sum, 1);
 }
 DEV float sum_of(const float4& x) { return (x.x + x.y) + (x.z + x.w); }
+
+// What a lane needs of a token: of the key and the query, its numbers; of the value, those of its two rows.
+struct TokenOfLane {
+  float4 keys[delta_quads];
+  float4 queries[delta_quads];
+  float2 values;
+  Gates gates;
+
+  DEV void load(const ManyTokens& tokens, const Gates* of_tokens, u32 token, u32 place) {
+    const u32 lane = threadIdx.x % delta_lanes;
+#pragma unroll
+    for (u32 c = 0; c < delta_quads; c++) {
+      keys[c] = tokens.keys[token][c * delta_lanes + lane];
+      queries[c] = tokens.queries[token][c * delta_lanes + lane];
+    }
+    values = *reinterpret_cast<const float2*>(&tokens.values[token][place]);
+    gates = of_tokens[token];
+  }
+};
 
 // Grid of blocks: delta_many_values rows of the state, value heads.
 DEV void gated_delta_of_many(const DeltaParams& params) {
@@ -358,9 +374,25 @@ DEV void gated_delta_of_many(const DeltaParams& params) {
   };
   bring_tokens(params, 0, head, first_row, tokens[0]);
   if (threadIdx.x < delta_stage) gates[0][threadIdx.x] = gate_at(threadIdx.x);
-  float* out = params.out + u64(head) * params.value_dim + first_row + place + (lane & 2) / 2;
   const u64 row_of_out = u64(params.value_heads) * params.value_dim;
-  float read[2] = {0.0f, 0.0f};  // of the token before: what is left to add up
+  float4 query[delta_quads] = {};  // of the token before
+  float read[2] = {0.0f, 0.0f};    // of the one before that: what is left to add up
+  const bool keeps = lane % 4 == 0;
+  u64 at = u64(head) * params.value_dim + first_row + place + lane / 4 - 2 * row_of_out;  // of the output of that one
+  const auto keep_read = [&](bool is_there) {
+    const float sum = one_of_sums(read[0], read[1]);
+    if (is_there && keeps) params.out[at] = sum;
+    at += row_of_out;
+  };
+  const auto read_before = [&] {
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+      float4 reading = {};
+#pragma unroll
+      for (u32 c = 0; c < delta_quads; c++) add_product(reading, held[r][c], query[c]);
+      read[r] = sum_of(reading);
+    }
+  };
 #pragma unroll 1
   for (u32 first = 0; first < params.n; first += delta_stage) {
     const u32 stage = first / delta_stage % 2, count = min(delta_stage, params.n - first);
@@ -372,38 +404,43 @@ DEV void gated_delta_of_many(const DeltaParams& params) {
       if (threadIdx.x < delta_stage) next = gate_at(first + delta_stage + threadIdx.x);
     }
     const ManyTokens& now = tokens[stage];
+    TokenOfLane coming;
+    coming.load(now, gates[stage], 0, place);
     const auto take = [&](u32 token) {
-      const Gates gate = gates[stage][token];
-      const float value = now.values[token][place + (lane & 2) / 2];
-      float4 keys[delta_quads], found[2] = {}, reading[2] = {};
-#pragma unroll
-      for (u32 c = 0; c < delta_quads; c++) {
-        keys[c] = now.keys[token][c * delta_lanes + lane];
-#pragma unroll
-        for (u32 r = 0; r < 2; r++) {
-          float4& held_now = held[r][c];
-          held_now.x *= gate.decay, held_now.y *= gate.decay, held_now.z *= gate.decay, held_now.w *= gate.decay;
-          add_product(found[r], held_now, keys[c]);
-        }
-      }
-      const float sum = one_of_sums(sum_of(found[0]), sum_of(found[1]), read[0], read[1]);
-      if (lane >= 4 && lane % 2 == 0 && first + token > 0) out[(first + token - 1) * row_of_out] = sum;
-      const float own = (value - sum) * gate.beta;  // in the lanes that have what was found
-      const u32 team = lane_of() / delta_lanes * delta_lanes;
+      const TokenOfLane own = coming;
+      coming.load(now, gates[stage], min(token + 1, count - 1), place);
+      float4 fading[2][delta_quads];
+      float sums[2];
 #pragma unroll
       for (u32 r = 0; r < 2; r++) {
-        const float correction = __shfl_sync(everyone, own, team + 2 * r);
+        float4 found = {};
+#pragma unroll
+        for (u32 c = 0; c < delta_quads; c++) {
+          const float4& before = held[r][c];
+          const float decay = own.gates.decay;
+          fading[r][c] = {before.x * decay, before.y * decay, before.z * decay, before.w * decay};
+          add_product(found, fading[r][c], own.keys[c]);
+        }
+        sums[r] = sum_of(found);
+      }
+#pragma unroll
+      for (u32 distance = delta_lanes / 2; distance > 0; distance /= 2)
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) sums[r] += __shfl_xor_sync(everyone, sums[r], distance);
+      keep_read(first + token > 1);
+      read_before();
+#pragma unroll
+      for (u32 r = 0; r < 2; r++) {
+        const float correction = ((r ? own.values.y : own.values.x) - sums[r]) * own.gates.beta;
         const float4 corrections = {correction, correction, correction, correction};
 #pragma unroll
-        for (u32 c = 0; c < delta_quads; c++) add_product(held[r][c], corrections, keys[c]);
+        for (u32 c = 0; c < delta_quads; c++) {
+          held[r][c] = fading[r][c];
+          add_product(held[r][c], corrections, own.keys[c]);
+        }
       }
 #pragma unroll
-      for (u32 c = 0; c < delta_quads; c++) {
-        const float4 query = now.queries[token][c * delta_lanes + lane];
-#pragma unroll
-        for (u32 r = 0; r < 2; r++) add_product(reading[r], held[r][c], query);
-      }
-      read[0] = sum_of(reading[0]), read[1] = sum_of(reading[1]);
+      for (u32 c = 0; c < delta_quads; c++) query[c] = own.queries[c];
     };
     if (count == delta_stage) {
 #pragma unroll 4
@@ -414,8 +451,9 @@ DEV void gated_delta_of_many(const DeltaParams& params) {
     }
     if (threadIdx.x < delta_stage) gates[stage ^ 1][threadIdx.x] = next;
   }
-  const float sum = one_of_sums(0.0f, 0.0f, read[0], read[1]);
-  if (lane >= 4 && lane % 2 == 0) out[(params.n - 1) * row_of_out] = sum;
+  keep_read(params.n > 1);
+  read_before();
+  keep_read(true);
 #pragma unroll
   for (u32 r = 0; r < 2; r++)
 #pragma unroll
