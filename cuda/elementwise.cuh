@@ -4,8 +4,7 @@
 
 // ---- Few words ------------------------------------------------------------------------------------------------------
 
-// A single block copies a few words to the host's memory, or has them as arguments. As launches, both can be a part of
-// a graph.
+// A single block copies a few words to the host's memory, or has them as arguments. The first can be a part of a graph.
 extern "C" __global__ void copy_words(const WordsParams params) {
   begin_kernel();
   for (u32 i = threadIdx.x; i < params.count; i += flat_threads) params.to[i] = params.from[i];

@@ -257,10 +257,10 @@ Ticket CudaBackend::submit(std::unique_ptr<Commands> commands) {
 void CudaBackend::run(const Work& work, Event* mark) {
   const Current current(*device_);
   const std::span<const Item> items = work.items;
-  const auto is_launch = [](const Item& item) { return item.kind == Item::Kind::launch; };
+  const auto may_overlap = [](const Item& item) { return item.kind == Item::Kind::launch && !item.ends_first; };
   for (size_t begin = 0; begin < items.size();) {
     const auto rest = items.subspan(begin);
-    const auto count = static_cast<size_t>(std::ranges::find_if_not(rest, is_launch) - rest.begin());
+    const auto count = static_cast<size_t>(std::ranges::find_if_not(rest, may_overlap) - rest.begin());
     if (!graphs_.launch(rest.first(count), work, batches_))
       for (const Item& item : rest.first(count)) run(item, work, mark);
     begin += count;

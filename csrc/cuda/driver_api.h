@@ -66,7 +66,6 @@ struct GraphEdge {
 // CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC and CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC: the next kernel may come before
 // this one has ended, and waits by itself.
 constexpr GraphEdge programmatic_edge = {1, 0, 1, {}};
-constexpr GraphEdge ordinary_edge = {};
 
 // call(name here, name there, type): what the driver must have.
 // clang-format off

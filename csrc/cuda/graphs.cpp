@@ -10,7 +10,7 @@ constexpr size_t fewest_items = 6;  // shorter stretches gain nothing
 constexpr size_t long_items = 24;   // so many make it worth while to tell a graph all arguments anew
 constexpr size_t most_graphs = 128;
 
-bool same_kernel(const Item& a, const Item& b) { return a.kernel == b.kernel && a.ends_first == b.ends_first; }
+bool same_kernel(const Item& a, const Item& b) { return a.kernel == b.kernel; }
 
 KernelNodeParams launch_of(const Item& item, void** params) {
   return {.function = item.kernel->function,
@@ -114,9 +114,7 @@ bool Graphs::make(Graph& graph, std::span<const Item> items, const Work& work) {
     graph.nodes.push_back(node);
   }
   if (is_programmatic) {
-    std::vector<GraphEdge> edges;
-    for (const Item& item : items.first(items.size() - 1))
-      edges.push_back(item.ends_first ? ordinary_edge : programmatic_edge);
+    const std::vector<GraphEdge> edges(items.size() - 1, programmatic_edge);
     const GraphNodeHandle* nodes = graph.nodes.data();
     if (api.add_edges(graph.graph, nodes, nodes + 1, edges.data(), edges.size()) != success) return false;
   }

@@ -64,8 +64,8 @@ std::vector<Item> Recording::given(View from, View to, int64_t bytes) {
   return items;
 }
 
-// Few bytes go from one memory to the other by launches, which wait for no engine of copies and can be in a graph. What
-// comes from the host may be read by kernels before they wait for the one before them.
+// Few bytes go from one memory to the other by launches, which wait for no engine of copies, and to the host can be in
+// a graph. What comes from the host may be read by kernels before they wait for the one before them.
 void Recording::copy(View from, View to, int64_t bytes) {
   if (bytes == 0) return;
   const bool from_host = from.buffer->memory() != Memory::device, to_host = to.buffer->memory() != Memory::device;

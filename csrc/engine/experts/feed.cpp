@@ -140,7 +140,7 @@ void ExpertFeed::record_experts(const ExpertCall& call) {
   lists_.jobs.clear();
 }
 
-void ExpertFeed::record_chosen(const ExpertCall& call) {
+void ExpertFeed::record_places(const ExpertCall& call) {
   const Mirrored table = slots_.table(call.layer());
   const ExpertMatrices first = slots_.matrices(call.layer(), 0);
   const SlotCacheShape& shape = slots_.cache().shape();
@@ -150,10 +150,13 @@ void ExpertFeed::record_chosen(const ExpertCall& call) {
   for (const Arriving& each : lists_.arriving)
     places[each.group.expert] = static_cast<uint64_t>(each.lease.slot() * shape.slot_bytes);
   table.upload(call.commands(), shape.experts * 8);
+}
+
+void ExpertFeed::record_chosen(const ExpertCall& call) {
   if (arriving()) take_promised(call);
   lists_.jobs.clear();
-  call.block.record_chosen(call.commands(), call.scratch, call.n, slots_.store().experts(call.layer()), table.device,
-                           first);
+  call.block.record_chosen(call.commands(), call.scratch, call.n, slots_.store().experts(call.layer()),
+                           slots_.table(call.layer()).device, slots_.matrices(call.layer(), 0));
 }
 
 void ExpertFeed::abandon() {

@@ -45,7 +45,9 @@ class ExpertFeed {
   // Records the experts that are there, once each. Their slots are kept until the batch at hand is done.
   void record_experts(const ExpertCall& call);
 
-  // Records all that were picked, which the device looks up. Those on their way are taken as by `take_promised`.
+  // Records where all that were picked lie, and these, which the device looks up there. Those on their way are taken as
+  // by `take_promised`.
+  void record_places(const ExpertCall& call);
   void record_chosen(const ExpertCall& call);
 
   // After a submission: waits for the reads and copies that the batch holds for, and releases it. Throws what went

@@ -11,6 +11,7 @@ void run_tiered_step(const ExpertCall& call, Picks& picks, ExpertFeed& feed, int
   const bool runs_on = slots >= 2 * call.block.per_token();
   feed.begin(call, picks.await(call, feed, runs_on));
   feed.ask_for_all(call);
+  feed.record_places(call);  // first: a copy ends what the device may run as one
   call.block.record_shared_down(call.commands(), call.n);
   feed.record_chosen(call);
   call.block.record_sum(call.commands(), call.scratch, call.n);

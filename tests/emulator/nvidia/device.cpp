@@ -162,16 +162,55 @@ void break_context(const std::string& words) {
 
 void mend_context() { broken = false; }
 
-Result run(const Launch& launch) {
+Result run(const Launch& launch, void (*wait)(void*), void* previous) {
   const CudaEmulation& how = emulation();
   const MslOptions options = {how.order, how.checked, how.checked, true};
   const std::vector<MslBuffer> all = memory().all();
   const Module& module = *launch.function->module;
   if (module.launch(launch.function->kernel, launch.params.data(), all.data(), static_cast<uint32_t>(all.size()),
-                    launch.grid, launch.block, launch.shared_bytes, &options) == 0)
+                    launch.grid, launch.block, launch.shared_bytes, &options, wait, previous) == 0)
     return success;
   break_context(std::string(launch.function->kernel->name) + ": " + module.report());
   return launch_failed;
+}
+
+Relay::Relay() {
+  std::thread([this] { work(); }).detach();
+}
+
+void Relay::begin(std::function<void(void (*wait)(void*), void*)> launch) {
+  std::unique_lock lock(mutex_);
+  launch_ = std::move(launch);
+  state_ = State::running;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return state_ != State::running; });
+}
+
+void Relay::end() {
+  std::unique_lock lock(mutex_);
+  if (state_ == State::idle) return;
+  state_ = State::running;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return state_ == State::idle; });
+}
+
+void Relay::rest() {
+  std::unique_lock lock(mutex_);
+  state_ = State::waiting;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return state_ == State::running; });
+}
+
+void Relay::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return state_ == State::running; });
+    lock.unlock();
+    launch_([](void* relay) { static_cast<Relay*>(relay)->rest(); }, this);
+    lock.lock();
+    state_ = State::idle;
+    changed_.notify_all();
+  }
 }
 
 // ---- Streams --------------------------------------------------------------------------------------------------------

@@ -77,7 +77,29 @@ struct Launch {
   uint32_t shared_bytes = 0;
   std::vector<char> params;
 };
-Result run(const Launch& launch);
+// The first of its threads that waits for the kernel before calls `wait`, unless that is null.
+Result run(const Launch& launch, void (*wait)(void* previous) = nullptr, void* previous = nullptr);
+
+// A thread of the host for a launch of a chain in which a kernel may come before the one that it waits for has ended.
+class Relay {
+ public:
+  Relay();
+  // Returns when the launch waits, or has ended.
+  void begin(std::function<void(void (*wait)(void*), void*)> launch);
+  // Lets it go on, if it waits, and returns when it has ended.
+  void end();
+
+ private:
+  enum class State { idle, running, waiting };
+
+  void work();
+  void rest();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void(void (*wait)(void*), void*)> launch_;
+  State state_ = State::idle;
+};
 
 // ---- Streams --------------------------------------------------------------------------------------------------------
 

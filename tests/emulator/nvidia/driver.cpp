@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -21,11 +22,13 @@ std::atomic<int64_t> calls = 0, launches = 0, kernels = 0, graph_launches = 0, o
 thread_local std::vector<int> contexts;  // pushed on this thread
 int a_context = 0;                       // whose address is the context
 
-constexpr std::string_view given_words = "given_words";
+constexpr api::GraphEdge ordinary_edge = {};
+constexpr size_t most_relays = 4;  // kernels of a graph that are there at once
 
 struct Node {
   Launch launch;
-  bool is_behind = false;  // whether it waits for the node before it
+  bool is_behind = false;        // whether it waits for the node before it
+  bool is_programmatic = false;  // and does so by itself
 };
 struct Graph {
   std::vector<std::unique_ptr<Node>> nodes;
@@ -57,10 +60,27 @@ void copy_now(uint64_t to, uint64_t from, size_t bytes) {
   std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
 }
 
-void run_now(const Launch& launch) {
+void run_now(const Launch& launch, void (*wait)(void*) = nullptr, void* previous = nullptr) {
   if (context_error()) return;
   if (kernels++ == emulation().fault_at) return break_context("");
-  run(launch);
+  run(launch, wait, previous);
+}
+
+// Kernels come as early as they may: each runs until it waits before the one before it does more than that.
+void run_chain(const std::vector<Node>& nodes) {
+  static std::mutex one_at_a_time;
+  static auto* relays = new std::array<Relay, most_relays>();  // a process that ends may still use them
+  const std::lock_guard lock(one_at_a_time);
+  size_t begun = 0;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    for (; begun < std::min(i + most_relays, nodes.size()); ++begun) {
+      const Node& node = nodes[begun];
+      if (begun > i && !node.is_programmatic) break;
+      (*relays)[begun % most_relays].begin(
+          [&node](void (*wait)(void*), void* previous) { run_now(node.launch, wait, previous); });
+    }
+    (*relays)[i % most_relays].end();
+  }
 }
 
 Result launch_of(const api::KernelNodeParams& params, Launch& launch) {
@@ -350,12 +370,12 @@ EXPORT Result cuGraphAddDependencies_v2(api::GraphHandle graph, const api::Graph
   for (size_t i = 0; i < count; ++i) {
     const auto node = std::ranges::find(nodes, as<Node>(from[i]), &std::unique_ptr<Node>::get);
     const bool are_neighbours = nodes.end() - node > 1 && node[1].get() == as<Node>(to[i]) && !node[1]->is_behind;
-    const auto is = [&](const api::GraphEdge& edge) { return std::memcmp(&edges[i], &edge, sizeof edge) == 0; };
-    // Kernels read what is given as arguments before they wait for the one before them.
-    const bool may_overlap = emulation().major >= 9 && as<Node>(from[i])->launch.function->kernel->name != given_words;
-    const bool is_known = is(api::ordinary_edge) || (is(api::programmatic_edge) && may_overlap);
-    if (!are_neighbours || !is_known) return invalid_value;
+    const bool is_programmatic = std::memcmp(&edges[i], &api::programmatic_edge, sizeof edges[i]) == 0;
+    const bool is_ordinary = std::memcmp(&edges[i], &ordinary_edge, sizeof edges[i]) == 0;
+    if (!are_neighbours || !(is_ordinary || (is_programmatic && emulation().major >= 9))) return invalid_value;
     node[1]->is_behind = true;
+    // An ordinary edge behind a programmatic one holds nobody up: so an H100 has it with driver 580.
+    node[1]->is_programmatic = is_programmatic || node[0]->is_programmatic;
   }
   return success;
 }
@@ -385,8 +405,6 @@ EXPORT Result cuGraphExecKernelNodeSetParams(api::GraphExecHandle exec, api::Gra
 EXPORT Result cuGraphLaunch(api::GraphExecHandle exec, api::StreamHandle stream) {
   ENTER();
   ++graph_launches;
-  as<Stream>(stream)->add([nodes = as<Exec>(exec)->nodes] {
-    for (const Node& node : nodes) run_now(node.launch);
-  });
+  as<Stream>(stream)->add([nodes = as<Exec>(exec)->nodes] { run_chain(nodes); });
   return success;
 }

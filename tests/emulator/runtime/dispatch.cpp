@@ -116,6 +116,7 @@ static Execution& prepare(const MslKernel* kernel, const MslOptions& options) {
   execution.problems = 0;
   execution.stopped = false;
   execution.dynamic_bytes = 0;
+  execution.wait = nullptr;
   execution.checker.begin_dispatch(execution);
   return execution;
 }
@@ -147,10 +148,13 @@ __attribute__((visibility("default"))) uint32_t msl_dispatch(const MslKernel* ke
 __attribute__((visibility("default"))) uint32_t msl_launch(const MslKernel* kernel, const void* params,
                                                            const MslBuffer* memory, uint32_t count,
                                                            const uint32_t* blocks, const uint32_t* threads,
-                                                           uint32_t shared_bytes, const MslOptions* options) {
+                                                           uint32_t shared_bytes, const MslOptions* options,
+                                                           void (*wait)(void* previous), void* previous) {
   Execution& execution = prepare(kernel, *options);
   execution.most_shared = msl_shared_memory;
   execution.dynamic_bytes = shared_bytes;
+  execution.wait = wait;
+  execution.previous = previous;
   const MslBuffer argument = {const_cast<void*>(params), kernel->parameters->element_bytes};
   bind(execution, &argument);
   if (options->check)

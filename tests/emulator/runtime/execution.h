@@ -97,6 +97,8 @@ struct Execution {
   uint32_t threadgroup_sum = 0;    // taken
   uint32_t most_shared = 0;        // that may be
   uint32_t dynamic_bytes = 0;      // of `extern __shared__`
+  void (*wait)(void*) = nullptr;   // for the kernel before, which is `previous`; null when that has ended
+  void* previous = nullptr;
   std::vector<ThreadgroupVariable> variables;
   Checker checker;
 

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "execution.h"
 #include "fiber.h"
@@ -348,6 +349,11 @@ bool msl_next_copy(uint32_t still, Copy* copy) {
   *copy = thread.copies.front();
   thread.copies.pop_front();
   return true;
+}
+
+void msl_wait_for_previous() {
+  Execution& execution = of_this_fiber();
+  if (execution.wait) std::exchange(execution.wait, nullptr)(execution.previous);
 }
 
 const MslPlace* msl_place() { return &of_this_fiber().running->place; }

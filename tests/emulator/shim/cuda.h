@@ -30,6 +30,7 @@ void* msl_dynamic_memory(uint32_t alignment, const char* name);
 void msl_copy_later(void* to, const void* from, uint32_t bytes);
 void msl_end_of_copies();
 bool msl_next_copy(uint32_t still, msl_copy* copy);
+void msl_wait_for_previous();
 __attribute__((const)) const MslPlace* msl_place();
 void msl_undefined(const char* what);
 float expf(float);
@@ -226,11 +227,13 @@ MSL_INLINE void wait_for_copies() {
   }
 }
 
-// Otherwise nothing is late here, and launches come one after the other.
+// In a graph a kernel may have come before those that it waits for have begun.
+MSL_INLINE void let_next_come() {}
+MSL_INLINE void wait_for_previous() { msl_wait_for_previous(); }
+
+// Otherwise nothing is late here.
 MSL_INLINE void show_copies() {}
 MSL_INLINE void prefetch_line(const void*) {}
 MSL_INLINE void prefetch_bytes(const void*, uint32_t) {}
 MSL_INLINE float quick_inverse(float x, bool& is_right) { return 1.0f / x; }
 MSL_INLINE uint32_t made_once(uint32_t x) { return x; }
-MSL_INLINE void let_next_come() {}
-MSL_INLINE void wait_for_previous() {}
