@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import moeflux
-from emulator import gpu
 from moeflux import FormatError, Variant, _core, oracle
 from moeflux.models.layers import Index, LatentAttention
 from moeflux.stores.spans import SpanReader
@@ -129,12 +128,11 @@ def test_a_variant_with_an_index_is_written_and_read() -> None:
     assert variant.identity() != variant.with_parts(LatentAttention, index=None).identity()
 
 
-@needs_device
-def test_gathered_rows_need_two_tables_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", [pytest.param("metal", marks=needs_device)], indirect=True)
+def test_gathered_rows_need_two_tables_at_once(tmp_path: Path, backend: str) -> None:
     """On Metal, of those that they come from and go to. There is room for two in all, and other ops take it, too."""
-    gpu.install()
     path = folders(tmp_path)("deepseek_v32")
-    plain, late = (load_faulty(path, backend="metal", deferred=deferred) for deferred in (False, True))
+    plain, late = (load_faulty(path, backend=backend, deferred=deferred) for deferred in (False, True))
     expected = plain.session(max_context=64)
     expected.prefill(tokens(20))
     session = late.session(max_context=64)
