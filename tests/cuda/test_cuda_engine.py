@@ -109,6 +109,17 @@ def test_a_graph_gives_the_bits_of_single_launches(store: Stores, name: str) -> 
     assert np.array_equal(again[:1], first) and np.array_equal(again, expected)
 
 
+def test_steps_that_read_give_the_bits_of_a_prefill(store: Stores) -> None:
+    """As graphs, too. No batch holds for a read here, so what says where experts lie comes with the launches that look
+    there."""
+    ids = tokens(9, vocab=VOCAB)
+    with cuda_gpu.emulating():
+        found = steps(load(store("wide"), deferred=True, expert_slots=4).session(max_context=32), ids)
+        assert cuda_gpu.graph_launches() > 0
+    expected = load(store("wide"), chunk=32).session(max_context=32).prefill(ids, logits="all")
+    assert np.array_equal(found, expected)
+
+
 def test_a_step_of_a_resident_model_gives_the_bits_of_a_prefill(store: Stores) -> None:
     """Where all experts are in slots, the choice goes with their gate and up, and their down with the sum."""
     model = load(store("many experts"))

@@ -227,7 +227,7 @@ MSL_INLINE void wait_for_copies() {
   }
 }
 
-// In a graph a kernel may have come before those that it waits for have begun.
+// In a graph the first block of a kernel may have come before the kernels that it waits for have begun.
 MSL_INLINE void let_next_come() {}
 MSL_INLINE void wait_for_previous() { msl_wait_for_previous(); }
 
