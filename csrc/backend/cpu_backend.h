@@ -37,7 +37,7 @@ class CpuBackend final : public Backend {
 
   void keep(std::unique_ptr<CpuCommands> batch);
 
-  const cpu::Isa& isa_;
+  const cpu::Isa isa_;
   ThreadPool pool_;
   int64_t fail_at_op_;
   std::atomic<int64_t> ops_{0};

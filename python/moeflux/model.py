@@ -322,10 +322,11 @@ def load(
     threads       CPU threads that compute; by default one per core
     isa           instruction set of the CPU kernels, one of `moeflux.available_isas()`; by default MOEFLUX_ISA, else
                   the best
-    precision     of activations that meet quantised matrices. "auto": where the CPU multiplies whole numbers of 16 bits
-                  (AVX-512 VNNI, AMX), activations become such numbers, with a unit for each group of columns that
-                  shares a scale. That is some eighty times finer than bf16. Elsewhere they are float32. Where there is
-                  AMX, attention over bf16 rows takes queries and weights as sums of two bf16 numbers, 16 bits.
+    precision     of activations that meet quantised matrices. "auto": where the codes of these are whole numbers, a CPU
+                  (AVX2, AVX-512, AMX, NEON) makes activations whole numbers of 16 bits, with a unit for each group of
+                  columns that shares a scale. That is some eighty times finer than bf16. Elsewhere they are float32, as
+                  they are for codes E4M3 (FP8, MXFP8). Where there is AMX, attention over bf16 rows takes queries and
+                  weights as sums of two bf16 numbers, 16 bits.
                   "exact": float32 everywhere
     readers       threads that read experts from disk; by default what `moeflux doctor` found best for it, else 4
     expert_slots  experts held in memory; by default as many as the budget has room for. This changes the speed and not

@@ -39,13 +39,13 @@ float* numbers(int64_t count, float scale = 1) {
   return values;
 }
 
-float* copy(const float* values, int64_t count) {
+[[maybe_unused]] float* copy(const float* values, int64_t count) {
   float* other = room<float>(count);
   memcpy(other, values, static_cast<size_t>(count) * sizeof(float));
   return other;
 }
 
-uint16_t* bf16_numbers(int64_t count) {
+[[maybe_unused]] uint16_t* bf16_numbers(int64_t count) {
   uint16_t* values = room<uint16_t>(count);
   for (int64_t i = 0; i < count; ++i) {
     const float value = random_number();
@@ -68,7 +68,7 @@ void report(const char* kernel, bool good, double error) {
   printf("%s: NEON and portable are %g apart\n", kernel, error);
 }
 
-void near(const char* kernel, const float* const (&found)[2], int64_t count, double tolerance = 4e-6) {
+[[maybe_unused]] void near(const char* kernel, const float* const (&found)[2], int64_t count, double tolerance = 4e-6) {
   double largest = 0;
   double error = 0;
   bool good = true;

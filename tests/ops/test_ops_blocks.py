@@ -116,9 +116,9 @@ def test_threads_and_neighbours_change_no_bit(isa: str, format: QuantFormat) -> 
             assert np.array_equal(run.matmul(y[part], matrix, transposed=True), turned[part])
 
 
-@pytest.mark.skipif(len(WITH_INT16) < 2, reason="fewer than two instruction sets here multiply digits")
+@pytest.mark.skipif(len(WITH_INT16) < 2, reason="fewer than two instruction sets here multiply whole numbers")
 @pytest.mark.parametrize("format", BLOCKS, ids=str)
-def test_digits_give_the_same_bits_whatever_multiplies_them(format: QuantFormat) -> None:
+def test_whole_numbers_give_the_same_bits_whatever_multiplies_them(format: QuantFormat) -> None:
     rng = np.random.default_rng(6)
     matrix = random_matrix(rng, format, 70, 3 * format.whole_columns)
     x = numbers(rng, 33, matrix.exact.shape[1])

@@ -197,20 +197,6 @@ def test_two_digits_are_a_hundred_times_finer_than_bf16(run: Ops, format: QuantF
         assert error < (INT16_ERROR if run.isa in WITH_INT16 and format not in E4M3_CODES else 1e-6)
 
 
-@pytest.mark.parametrize("isa", WITH_INT16)
-def test_exact_products_are_those_of_float32_numbers(isa: str) -> None:
-    rng = np.random.default_rng(18)
-    exact = Ops(isa=isa, threads=2, exact=True)
-    assert exact.isa == "avx512"
-    for format in (QuantFormat.affine(4, 64), QuantFormat.affine(8, 64), MXFP4):
-        matrix = random_matrix(rng, format, 40, 192)
-        for n in (1, 20):
-            x = numbers(rng, n, 192)
-            found = exact.matmul(x, matrix)
-            assert np.array_equal(found, ops_of("avx512", 2).matmul(x, matrix))
-            assert not np.array_equal(found, ops_of(isa, 2).matmul(x, matrix))
-
-
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_an_outlier_in_a_group(run: Ops, bits: int, group: int) -> None:
@@ -281,18 +267,6 @@ def test_threads_and_neighbours_change_no_bit(isa: str, format: QuantFormat) -> 
             assert np.array_equal(run.matmul(y[part], matrix, transposed=True), turned[part])
     for count in range(2, 11):  # each has instructions of its own somewhere
         assert np.array_equal(ops_of(isa, 1).matmul(x[:count], matrix), whole[:count])
-
-
-@pytest.mark.skipif(len(WITH_INT16) < 2, reason="fewer than two instruction sets here multiply digits")
-@pytest.mark.parametrize("format", QUANTISED, ids=str)
-def test_digits_give_the_same_bits_whatever_multiplies_them(format: QuantFormat) -> None:
-    rng = np.random.default_rng(16)
-    for rows, groups, n in [(1, 1, 3), (15, 3, 16), (33, 9, 17), (70, 41, 5), (530, 2, 64), (16, 16, 131)]:
-        matrix = random_matrix(rng, format, rows, groups * format.whole_columns)
-        x = numbers(rng, n, groups * format.whole_columns)
-        first, *others = (ops_of(isa, 2).matmul(x, matrix) for isa in WITH_INT16)
-        for other in others:
-            assert np.array_equal(first, other)
 
 
 def test_products_side_by_side_are_the_products_alone(run: Ops) -> None:

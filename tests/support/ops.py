@@ -31,8 +31,8 @@ def run(isa: str) -> Ops:
     return ops_of(isa, 2)
 
 
-WITH_INT16 = [isa for isa in isas() if isa in ("amx", "avx512vnni")]
-"""The instruction sets that multiply quantised matrices with rows of whole numbers, two digits each."""
+WITH_INT16 = [isa for isa in isas() if isa != "portable"]
+"""The instruction sets that multiply quantised matrices with rows of whole numbers of 16 bits."""
 
 AFFINE = [
     QuantFormat.affine(b, g, s) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128) for s in ("BF16", "F16", "F32")
@@ -41,7 +41,7 @@ MXFP4 = QuantFormat.mxfp4()
 FLOATS = [QuantFormat.floats(name) for name in QuantFormat.float_types()]
 NVFP4 = [format for format in FLOATS if format.bits == 4 and format != MXFP4]
 E4M3_CODES = [format for format in FLOATS if format.bits == 8]
-"""No instruction multiplies such with whole numbers: products are of f32."""
+"""These are no whole numbers of few bits: products are of f32."""
 QUANTISED = [*AFFINE, *FLOATS]
 BLOCKS = [QuantFormat.blocks(name) for name in QuantFormat.block_types()]
 PLAIN = [QuantFormat.plain(element) for element in ("BF16", "F16", "F32")]

@@ -10,7 +10,8 @@
 // rounded, and there is no bias:
 //   sum of w[j] * x[j] = (unit * scale) * (sum of code[j] * q[j] - raised * sum of q[j])
 // All these sums are whole numbers, exact in any order, and fit in 32 bits for every width of codes and groups.
-// Instructions that multiply bytes compute them, each in its own order, and all come to the same bits. Only two things
+// Instructions that multiply bytes compute them, or words of 16 bits, each in its own order, and all come to the same
+// bits. Who multiplies words takes q as it is, and codes with their sign. Only two things
 // are rounded: q, by half a unit, and the chain of multiply-adds over the groups, which is in the order of the columns.
 // NVFP4 has eight chains: the groups at one place of every block of 128 columns are one. They are added up two by two,
 // and the sum is multiplied by the scale of the row.
@@ -32,8 +33,9 @@ constexpr int64_t largest_int16 = 127 * 256 + 127;
 
 // Digits lie in blocks of 128 columns, taken as 4 stretches of 32. First come 64 bytes with the high digits of the even
 // columns, 16 of each stretch after the other, then 64 of the odd columns, then the same of the low digits. Codes of 4
-// bits come out of their bytes in this order. Zeros follow the last column. After the blocks lie the units of the
-// groups as f32, then unit * sum of q, then the sums of q as whole numbers, all for the groups of whole blocks.
+// bits come out of their bytes in this order. Where words are multiplied, a stretch is its 16 even columns and then its
+// odd ones, two bytes each. Zeros follow the last column. After the blocks lie the units of the groups as f32, then
+// unit * sum of q, then the sums of q as whole numbers, all for the groups of whole blocks.
 constexpr int64_t int16_block = 128;
 constexpr int64_t int16_block_bytes = 2 * int16_block;
 

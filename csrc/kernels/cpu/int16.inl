@@ -1,6 +1,6 @@
 // Turns rows of x into digits, and codes into bytes in the same order of columns. It takes AVX-512 BW.
 #include "kernels/cpu/codes.h"
-#include "kernels/cpu/int16.h"
+#include "kernels/cpu/int16_layout.inl"
 #include "kernels/cpu/lanes.h"
 
 namespace moeflux::cpu::MOEFLUX_ISA {
@@ -27,19 +27,6 @@ MOEFLUX_INLINE void turn_quarters(__m512i (&v)[4]) {
 
 // ---- Rows of x -----------------------------------------------------------------------------------------------------
 
-struct DigitRow {
-  const uint8_t* digits;
-  const float* units;
-  const float* sums;
-  const int32_t* whole_sums;
-};
-
-MOEFLUX_INLINE DigitRow digit_row(const uint8_t* row, int64_t columns, int64_t group_size) {
-  const float* units = reinterpret_cast<const float*>(row + int16_blocks(columns) * int16_block_bytes);
-  const int64_t groups = int16_groups(columns, group_size);
-  return {row, units, units + groups, reinterpret_cast<const int32_t*>(units + 2 * groups)};
-}
-
 // Turns the numbers of a group, 16 in each vector, into whole numbers of units.
 template <int64_t vectors>
 MOEFLUX_INLINE void convert_group(const __m512* numbers, __m512i* whole, float* unit, float* x_sum,
@@ -50,20 +37,15 @@ MOEFLUX_INLINE void convert_group(const __m512* numbers, __m512i* whole, float* 
     const __m512i bits = _mm512_and_si512((__m512i)numbers[v], _mm512_set1_epi32(0x7fffffff));
     largest = _mm512_maskz_max_epi32(all_lanes, largest, bits);
   }
-  constexpr int min_bits = 27 << 23;  // 2^-100, so that neither the unit nor its inverse leaves the normal numbers
-  const int largest_bits = reduce_whole<false>(largest);
-  const int bits = largest_bits > min_bits ? largest_bits : min_bits;
-  float size;
-  __builtin_memcpy(&size, &bits, sizeof size);
-  // The two roundings are too small for the largest number to become more than it should.
-  const __m512 inverse = _mm512_set1_ps(static_cast<float>(largest_int16) / size);
+  const Unit of_group = unit_of(reduce_whole<false>(largest));
+  const __m512 inverse = _mm512_set1_ps(of_group.inverse);
   __m512i total = _mm512_setzero_si512();
   MOEFLUX_UNROLL
   for (int64_t v = 0; v < vectors; ++v) {
     whole[v] = _mm512_maskz_cvtps_epi32(all_lanes, _mm512_mul_ps(numbers[v], inverse));
     total = _mm512_add_epi32(total, whole[v]);
   }
-  *unit = largest_bits >= 0x7f800000 ? __builtin_nanf("") : size / static_cast<float>(largest_int16);
+  *unit = of_group.unit;
   *whole_sum = reduce_whole<true>(total);
   *x_sum = *unit * static_cast<float>(*whole_sum);
 }

@@ -5,12 +5,7 @@ namespace moeflux::cpu::MOEFLUX_ISA {
 
 // ---- Sixteen rows of the matrix ------------------------------------------------------------------------------------
 
-// total + a group's part of the product: the one place that rounds.
-MOEFLUX_INLINE Floats add_group(Floats total, __m512i sum, Floats scale, Floats bias, Floats unit, Floats x_sum) {
-  return fma(bias, x_sum, fma(floats(sum), scale * unit, total));
-}
-
-// The same where codes are raised. `lift` is what the sum has too much for that.
+// add_group where codes are raised. `lift` is what the sum has too much for that.
 MOEFLUX_INLINE Floats add_raised_group(Floats total, __m512i sum, __m512i lift, Floats scale, Floats unit) {
   return fma(floats(_mm512_sub_epi32(sum, lift)), scale * unit, total);
 }
@@ -43,7 +38,7 @@ MOEFLUX_INLINE Floats add_block(Floats total, const BlockSums<group_size>& sums,
   } else {
     MOEFLUX_UNROLL
     for (int i = 0; i < int16_block / group_size; ++i) {
-      total = add_group(total, sums[i], scale_at<bits, group_size>(scales, at(i), i % 4),
+      total = add_group(total, floats(sums[i]), scale_at<bits, group_size>(scales, at(i), i % 4),
                         bias_at<bits, group_size>(scales, at(i), i % 4), splat(x.units[g + i]), splat(x.sums[g + i]));
     }
   }

@@ -384,4 +384,40 @@ static void load_scales(const Weights& w, int64_t row, int64_t first, int64_t co
   }
 }
 
+// ---- What products are made of -------------------------------------------------------------------------------------
+// With VNNI and without it.
+
+// The largest code, as it is multiplied.
+template <int bits>
+constexpr int largest_code = [] {
+  if (bits == e2m1) return 24;
+  if (!are_in_blocks(bits)) return (1 << bits) - 1;
+  const BlockType type = block_type_of(bits);
+  if (type == BlockType::mxfp4) return 24;
+  return raised_of(type) == 128 ? 255 : (1 << width_of(bits)) - 1;
+}();
+
+// Sums of neighbouring lanes. Each quarter has two of a, and then two of b.
+MOEFLUX_INLINE __m512i sums_of_neighbours(__m512i a, __m512i b) {
+  const __m512 first = (__m512)a;
+  const __m512 second = (__m512)b;
+  return _mm512_add_epi32((__m512i)_mm512_maskz_shuffle_ps(all_lanes, first, second, 0x88),
+                          (__m512i)_mm512_maskz_shuffle_ps(all_lanes, first, second, 0xdd));
+}
+
+// One digit of the columns of a block, in the order of its codes. Rows share what it takes to make another order.
+template <Order order>
+MOEFLUX_INLINE BlockCodes digits_of_block(const uint8_t* digits) {
+  const __m512i even = load<__m512i>(digits);
+  const __m512i odd = load<__m512i>(digits + 64);
+  if constexpr (order == Order::parity) return {even, odd};
+  constexpr __mmask64 all_bytes = ~__mmask64{0};
+  const __m512i first = _mm512_maskz_unpacklo_epi8(all_bytes, even, odd);
+  const __m512i last = _mm512_maskz_unpackhi_epi8(all_bytes, even, odd);
+  if constexpr (order == Order::halves) return {first, last};
+  const __m512i at = _mm512_setr_epi64(0, 2, 8, 10, 4, 6, 12, 14);
+  return {_mm512_maskz_permutex2var_epi64(0xff, first, at, last),
+          _mm512_maskz_permutex2var_epi64(0xff, first, _mm512_add_epi64(at, _mm512_set1_epi64(1)), last)};
+}
+
 }  // namespace moeflux::cpu::MOEFLUX_ISA

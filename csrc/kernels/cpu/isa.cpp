@@ -19,9 +19,12 @@ extern const Int16Kernels amx_int16;
 extern const AttentionKernels avx512vnni_attention;
 extern const Int16Kernels avx512vnni_int16;
 extern const Kernels avx512_kernels;
+extern const Int16Kernels avx512_int16;
 extern const Kernels avx2_kernels;
+extern const Int16Kernels avx2_int16;
 #elif defined(__aarch64__)
 extern const Kernels neon_kernels;
+extern const Int16Kernels neon_int16;
 #endif
 extern const Kernels portable_kernels;
 
@@ -70,11 +73,11 @@ std::vector<Isa> detect() {
   const AttentionKernels* codes = &avx512vnni_attention;
   if (has.tiles) found.push_back({"amx", &avx512_kernels, &amx_int16, codes, &amx_attention});
   if (has.vnni) found.push_back({"avx512vnni", &avx512_kernels, &avx512vnni_int16, codes});
-  if (has.avx512) found.push_back({"avx512", &avx512_kernels});
-  if (has.avx2) found.push_back({"avx2", &avx2_kernels});
+  if (has.avx512) found.push_back({"avx512", &avx512_kernels, &avx512_int16});
+  if (has.avx2) found.push_back({"avx2", &avx2_kernels, &avx2_int16});
   if (has.vnni && emulated_int16) found.push_back({"amx", &avx512_kernels, emulated_int16, codes, emulated_attention});
 #elif defined(__aarch64__)
-  found.push_back({"neon", &neon_kernels});
+  found.push_back({"neon", &neon_kernels, &neon_int16});
 #endif
   found.push_back({"portable", &portable_kernels});
   return found;
@@ -117,10 +120,12 @@ const Isa& choose_isa(const std::string& name) {
   throw ArgumentError(concat(where, ": expected one that this machine has (", names, "), found ", in_quotes(wanted)));
 }
 
-const Isa& without_int16(const Isa& isa) {
-  for (const Isa& other : available_isas())
-    if (other.kernels == isa.kernels && !other.int16) return other;
-  return isa;
+Isa without_int16(const Isa& isa) {
+  Isa other = isa;
+  for (const Isa& each : available_isas())
+    if (each.kernels == isa.kernels && !each.code_attention) other = each;
+  other.int16 = nullptr;
+  return other;
 }
 
 }  // namespace moeflux::cpu

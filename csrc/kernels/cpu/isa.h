@@ -13,7 +13,7 @@ struct Kernels;
 struct Isa {
   std::string name;  // "portable", "avx2", "avx512", "avx512vnni", "amx", "neon"
   const Kernels* kernels;
-  const Int16Kernels* int16 = nullptr;                // for products that are faster with them; null where none are
+  const Int16Kernels* int16 = nullptr;                // of matrices whose codes are whole numbers; null of "portable"
   const AttentionKernels* code_attention = nullptr;   // for tasks that fit; null where there is no VNNI
   const AttentionKernels* tiled_attention = nullptr;  // for tasks that fit; null where there are no tiles
 };
@@ -34,8 +34,8 @@ std::string missing_of_amx();
 // kernels, behind all that are the machine's own but "portable".
 void emulate_amx(const Int16Kernels* int16, const AttentionKernels* attention);
 
-// The one that computes everything as this one does, but what takes rows of 16-bit integers: that it computes with f32
-// numbers.
-const Isa& without_int16(const Isa& isa);
+// The one of these kernels that has nothing of VNNI and of tiles, and computes products with f32 numbers that this one
+// computes with rows of 16-bit integers.
+Isa without_int16(const Isa& isa);
 
 }  // namespace moeflux::cpu

@@ -1,4 +1,4 @@
-// Products of digits and codes (see int16.h) with AVX-512 VNNI: 4 products of bytes per lane and instruction.
+// Products of digits and codes (see int16.h) with AVX-512.
 //
 // For one row of x, a vector holds parts of one matrix row's sum. The vectors of sixteen rows are added up together, so
 // that each lane becomes a row. For several rows of x, the codes are transposed first, and lanes are rows from the
@@ -117,54 +117,37 @@ template <int bits, int64_t group_size, int64_t n, bool asks>
 MOEFLUX_INLINE void add_products(const TurnedCodes<bits>& codes, const Scales& scales, const DigitRow* x, int64_t b,
                                  const Asked& asked, Floats* total) {
   constexpr int64_t block_groups = int16_block / group_size;
-  constexpr int64_t words = group_size / 8;   // of a group
-  constexpr int64_t chains = n <= 2 ? 2 : 1;  // of each sum: products of one chain wait for each other
+  constexpr int64_t words = group_size / 8;  // of a group
   constexpr int64_t row_chains = chains_of<bits, group_size>;
   const int64_t first = b * block_groups;
-  const uint8_t* digits[n];
+  BlocksForAll<n> blocks;
   alignas(32) Lifts<group_size> lifts[n];
   MOEFLUX_UNROLL
   for (int64_t i = 0; i < n; ++i) {
-    digits[i] = x[i].digits + b * int16_block_bytes;
-    asm("" : "+r"(digits[i]));  // otherwise GCC 12 makes an address for each product, and stores them
+    blocks.set(i, x[i].digits + b * int16_block_bytes);
     lifts_of<bits, group_size>(x[i].whole_sums + first, lifts[i]);
   }
   MOEFLUX_UNROLL
   for (int64_t g = 0; g < block_groups; ++g) {
-    __m512i sums[2][chains][n] = {};
+    GroupSums<n> sums;
     MOEFLUX_UNROLL
     for (int64_t k = g * words; k < (g + 1) * words; ++k) {
       BlockCodes word = word_of<bits>(codes, k);
       if constexpr (asks) ask<bits>(asked, k, word);
-      MOEFLUX_UNROLL
-      for (int64_t digit = 0; digit < 2; ++digit) {
-        MOEFLUX_UNROLL
-        for (int64_t i = 0; i < n; ++i) {
-          const uint8_t* four = digits[i] + digit * int16_block + k * 4;
-          __m512i& of_even = sums[digit][0][i];
-          of_even = dot_everywhere(of_even, word.even, four);
-          __m512i& of_odd = sums[digit][chains - 1][i];
-          of_odd = dot_everywhere(of_odd, word.odd, four + 64);
-        }
-      }
+      sums.add(blocks, k, word);
     }
     const int64_t at = (first + g) % scale_groups;
     MOEFLUX_UNROLL
     for (int64_t i = 0; i < n; ++i) {
-      __m512i high = sums[0][0][i];
-      __m512i low = sums[1][0][i];
-      if constexpr (chains == 2) {
-        high = _mm512_add_epi32(high, sums[0][1][i]);
-        low = _mm512_add_epi32(low, sums[1][1][i]);
-      }
-      const __m512i sum = _mm512_add_epi32(_mm512_maskz_slli_epi32(all_lanes, high, 8), low);
+      const __m512i sum = sums.of(i);
       const Floats scale = load<Floats>(scales.scales[at]);
       const Floats unit = splat(x[i].units[first + g]);
       Floats& of_row = total[i * row_chains + g % row_chains];
       if constexpr (raise_of<bits> > 0) {
         of_row = add_raised_group(of_row, sum, _mm512_set1_epi32(lifts[i][g]), scale, unit);
       } else {
-        of_row = add_group(of_row, sum, scale, load<Floats>(scales.biases[at]), unit, splat(x[i].sums[first + g]));
+        of_row =
+            add_group(of_row, floats(sum), scale, load<Floats>(scales.biases[at]), unit, splat(x[i].sums[first + g]));
       }
     }
   }
@@ -282,56 +265,6 @@ static void multiply_rows(const Weights& w, int64_t first, int64_t last, const u
   multiply_groups<bits, group_size>(w, first, last, x, out, n, next);
 }
 
-template <int bits>
-static void multiply_codes(const Weights& w, int64_t first, int64_t last, const uint8_t* const* x, float* const* out,
-                           int64_t n, const ReadNext& next) {
-  if (w.group_size == 32) return multiply_rows<bits, 32>(w, first, last, x, out, n, next);
-  if (w.group_size == 64) return multiply_rows<bits, 64>(w, first, last, x, out, n, next);
-  return multiply_rows<bits, 128>(w, first, last, x, out, n, next);
-}
-
-static void multiply_int16(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* x,
-                           float* const* out, int64_t n, const ReadNext& next) {
-  switch (weights.block) {
-#define MOEFLUX_FOR_BLOCK(type)                                                                                       \
-  case BlockType::type:                                                                                               \
-    return multiply_rows<codes_in(BlockType::type), block_shape(BlockType::type).group>(weights, first, last, x, out, \
-                                                                                        n, next)
-    MOEFLUX_FOR_BLOCK(q8_0);
-    MOEFLUX_FOR_BLOCK(q4_0);
-    MOEFLUX_FOR_BLOCK(q4_1);
-    MOEFLUX_FOR_BLOCK(q5_0);
-    MOEFLUX_FOR_BLOCK(q5_1);
-    MOEFLUX_FOR_BLOCK(q2_k);
-    MOEFLUX_FOR_BLOCK(q3_k);
-    MOEFLUX_FOR_BLOCK(q4_k);
-    MOEFLUX_FOR_BLOCK(q5_k);
-    MOEFLUX_FOR_BLOCK(q6_k);
-    MOEFLUX_FOR_BLOCK(iq4_nl);
-    MOEFLUX_FOR_BLOCK(iq4_xs);
-    MOEFLUX_FOR_BLOCK(mxfp4);
-#undef MOEFLUX_FOR_BLOCK
-    case BlockType::none:
-      break;
-  }
-  switch (weights.bits) {
-    case 2:
-      return multiply_codes<2>(weights, first, last, x, out, n, next);
-    case 3:
-      return multiply_codes<3>(weights, first, last, x, out, n, next);
-    case 4:
-      if (weights.scale_type == DType::u8) return multiply_rows<e2m1, 32>(weights, first, last, x, out, n, next);
-      if (weights.scale_type == DType::f8_e4m3) return multiply_rows<e2m1, 16>(weights, first, last, x, out, n, next);
-      return multiply_codes<4>(weights, first, last, x, out, n, next);
-    case 5:
-      return multiply_codes<5>(weights, first, last, x, out, n, next);
-    case 6:
-      return multiply_codes<6>(weights, first, last, x, out, n, next);
-    default:
-      return multiply_codes<8>(weights, first, last, x, out, n, next);
-  }
-}
-
-constexpr Int16Kernels int16_kernels{convert_to_int16, multiply_int16};
-
 }  // namespace moeflux::cpu::MOEFLUX_ISA
+
+#include "kernels/cpu/int16_formats.inl"

@@ -185,7 +185,7 @@ MOEFLUX_INLINE void add_sums(const TileSums& sums, const PanelScales& panel, int
     if constexpr (raise_of<bits> > 0)
       total[r] = add_raised_group(total[r], sum, lift, scale, unit);
     else
-      total[r] = add_group(total[r], sum, scale, splat(panel.biases[r][g]), unit, x_sum);
+      total[r] = add_group(total[r], floats(sum), scale, splat(panel.biases[r][g]), unit, x_sum);
   }
 }
 
