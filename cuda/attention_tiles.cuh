@@ -255,13 +255,6 @@ DEV ValuesPlace values_place() {
   return {(warp % 2 * 4 + of_queries) * side, warp / 2 * 32 + of_numbers * 4};
 }
 
-// Where a span begins or ends, and whether it is the first.
-struct SpanPlace {
-  bool begins;
-  bool ends;
-  bool is_first;
-};
-
 DEV float4 joined_fours(const float4& sums, const float (&more)[4], float before, float after) {
   return {joined(sums.x, more[0], before, after), joined(sums.y, more[1], before, after),
           joined(sums.z, more[2], before, after), joined(sums.w, more[3], before, after)};
@@ -273,10 +266,9 @@ DEV float4* whole_at(const AttentionParams& params, const AttentionTile<dim>& ti
   return reinterpret_cast<float4*>(params.out + u64(tile.queries_of_call[place]) * dim + number);
 }
 
-// The weighted values of a chunk, for all queries or for those that see a key. Of the places, `there` are queries.
+// The weighted values of a chunk, for all queries or for those that see a key.
 template <u32 dim, bool by_all>
-DEV void add_values(const AttentionParams& params, AttentionTile<dim>& tile, u32 count, u32 there,
-                    const SpanPlace& span) {
+DEV void add_values(AttentionTile<dim>& tile, u32 count, bool begins_span) {
   constexpr u32 steps = dim / row_step;
   const ValuesPlace at = values_place();
   float sums[steps][side][4] = {};
@@ -285,7 +277,7 @@ DEV void add_values(const AttentionParams& params, AttentionTile<dim>& tile, u32
 #pragma unroll
     for (u32 r = 0; r < side; r++) seen[r] = tile.seen[at.query + r];
   }
-#pragma unroll by_all ? 4 : 1
+#pragma unroll by_all ? 8 : 1
   for (u32 j = 0; j < (by_all ? attention_chunk : count); j++) {
     const float4 low = *reinterpret_cast<const float4*>(&tile.weights[j][at.query]),
                  high = *reinterpret_cast<const float4*>(&tile.weights[j][at.query + 4]);
@@ -306,25 +298,50 @@ DEV void add_values(const AttentionParams& params, AttentionTile<dim>& tile, u32
       }
     }
   }
+  float4 all[steps][side];  // of the span
+  if (begins_span) {
+#pragma unroll
+    for (u32 r = 0; r < side; r++)
+#pragma unroll
+      for (u32 step = 0; step < steps; step++) all[step][r] = {0.0f, 0.0f, 0.0f, 0.0f};
+  } else {
+#pragma unroll
+    for (u32 r = 0; r < side; r++)
+#pragma unroll
+      for (u32 step = 0; step < steps; step++) all[step][r] = tile.span[step * side + r][threadIdx.x];
+  }
 #pragma unroll
   for (u32 r = 0; r < side; r++) {
-    const u32 place = at.query + r;
-    const float before = tile.before[place], after = tile.after[place];
+    const float before = tile.before[at.query + r], after = tile.after[at.query + r];
 #pragma unroll
     for (u32 step = 0; step < steps; step++) {
-      float4& kept = tile.span[step * side + r][threadIdx.x];
-      float4 now = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (!span.begins) now = kept;
-      now = joined_fours(now, sums[step][r], before, after);
-      if (!span.ends) {
-        kept = now;
-      } else if (place < there) {
-        float4* whole = whole_at(params, tile, place, at.number + step * row_step);
-        const float more[4] = {now.x, now.y, now.z, now.w};
-        float4 all = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (!span.is_first) all = *whole;
-        *whole = joined_fours(all, more, tile.span_before[place], tile.span_after[place]);
-      }
+      all[step][r] = joined_fours(all[step][r], sums[step][r], before, after);
+      tile.span[step * side + r][threadIdx.x] = all[step][r];
+    }
+  }
+}
+
+// Adds the span to the sums of all spans before. Of the places, `there` are queries.
+template <u32 dim>
+DEV void add_span(const AttentionParams& params, AttentionTile<dim>& tile, u32 there, bool is_first) {
+  constexpr u32 steps = dim / row_step;
+  const ValuesPlace at = values_place();
+#pragma unroll 4
+  for (u32 r = 0; r < side; r++) {
+    const u32 place = at.query + r;
+    if (place >= there) break;
+    const float before = tile.span_before[place], after = tile.span_after[place];
+    float4 all[steps];
+#pragma unroll
+    for (u32 step = 0; step < steps; step++) {
+      all[step] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (!is_first) all[step] = *whole_at(params, tile, place, at.number + step * row_step);
+    }
+#pragma unroll
+    for (u32 step = 0; step < steps; step++) {
+      const float4 more = tile.span[step * side + r][threadIdx.x];
+      const float numbers[4] = {more.x, more.y, more.z, more.w};
+      *whole_at(params, tile, place, at.number + step * row_step) = joined_fours(all[step], numbers, before, after);
     }
   }
 }
@@ -364,31 +381,35 @@ DEV void attention_tile(const AttentionParams& params) {
   Heights heights;
   const u32 start = tile.begins[0] / attention_chunk * attention_chunk;
   TileKeys<T, dim> keys;
-  const auto load = [&](u32 at) {
-    keys.load(params, blocks[at / cached_block], kv_head, at, min(at + attention_chunk, length));
+  const auto load = [&](const u8* of_block, u32 at) {
+    keys.load(params, of_block, kv_head, at, min(at + attention_chunk, length));
   };
-  load(start);
+  const u8* rows = blocks[start / cached_block];
+  load(rows, start);
   keys.store(tile.keys);
 #pragma unroll 1
   for (u32 begin = start; begin < length; begin += attention_chunk) {
     const u32 end = min(begin + attention_chunk, length);
-    const SpanPlace span = {begin == start || begin % attention_span == 0, end == length || end % attention_span == 0,
-                            begin / attention_span == start / attention_span};
+    const bool begins_span = begin == start || begin % attention_span == 0;
+    const bool ends_span = end == length || end % attention_span == 0;
     const bool sees_all = begin + attention_chunk <= seen_by_first && begin >= seen_by_last;
-    __syncthreads();  // the keys are there, and nobody reads values
-    bring_values<T, dim>(params, blocks[begin / cached_block], kv_head, begin, end - begin, tile.values);
+    const bool are_more = end < length;
+    const u8* coming = blocks[(are_more ? end : begin) / cached_block];  // long before it is needed
+    __syncthreads();                                                     // the keys are there, and nobody reads values
+    bring_values<T, dim>(params, rows, kv_head, begin, end - begin, tile.values);
     make_scores(tile, params.scale);
     __syncthreads();
-    const bool are_more = end < length;
-    if (are_more) load(end);
-    make_weights(tile, begin, end, sees_all, span.ends, heights);
+    if (are_more) load(coming, end);
+    make_weights(tile, begin, end, sees_all, ends_span, heights);
     if (are_more) keys.store(tile.keys);
     wait_for_copies<0>();
     __syncthreads();
     if (sees_all)
-      add_values<dim, true>(params, tile, end - begin, there, span);
+      add_values<dim, true>(tile, end - begin, begins_span);
     else
-      add_values<dim, false>(params, tile, end - begin, there, span);
+      add_values<dim, false>(tile, end - begin, begins_span);
+    rows = coming;
+    if (ends_span) add_span(params, tile, there, begin / attention_span == start / attention_span);
   }
   {
     const u32 place = warp_of() * queries_of_warp + lane_of() / 4;

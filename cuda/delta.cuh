@@ -296,7 +296,8 @@ DEV void gated_delta(const DeltaParams& all) {
 //
 // The same sums for keys of 128 numbers. Eight lanes have two rows of the state, so that a key and a query are loaded
 // for both. Lanes tell each other what a token finds, and everything waits for that: so meanwhile what the token before
-// reads is multiplied, and what the one before that has read is added up.
+// reads is multiplied, and what the one before that has read is added up. Neighbours have other rows and the same part
+// of each, so that shared memory has what sixteen lanes want at once.
 
 constexpr u32 delta_quads = delta_key_dim / 4 / delta_lanes;
 struct ManyTokens {
@@ -325,12 +326,15 @@ DEV void bring_tokens(const DeltaParams& params, u32 first, u32 head, u32 first_
   end_of_copies();
 }
 
-// Sums over eight lanes, in pairs as row_sum has them: lanes 0 to 3 get that of a, 4 to 7 that of b.
+// Which of the eight lanes of a row this is: these are two apart.
+DEV u32 part_of_lane() { return lane_of() / 2 % delta_lanes; }
+
+// Sums over eight lanes, in pairs as row_sum has them: parts 0 to 3 get that of a, 4 to 7 that of b.
 DEV float one_of_sums(float a, float b) {
-  const bool is_upper = threadIdx.x % delta_lanes & 4;
-  float sum = (is_upper ? b : a) + __shfl_xor_sync(everyone, is_upper ? a : b, 4);
-  sum += __shfl_xor_sync(everyone, sum, 2);
-  return sum + __shfl_xor_sync(everyone, sum, 1);
+  const bool is_upper = part_of_lane() & 4;
+  float sum = (is_upper ? b : a) + __shfl_xor_sync(everyone, is_upper ? a : b, 8);
+  sum += __shfl_xor_sync(everyone, sum, 4);
+  return sum + __shfl_xor_sync(everyone, sum, 2);
 }
 DEV float sum_of(const float4& x) { return (x.x + x.y) + (x.z + x.w); }
 
@@ -342,11 +346,11 @@ struct TokenOfLane {
   Gates gates;
 
   DEV void load(const ManyTokens& tokens, const Gates* of_tokens, u32 token, u32 place) {
-    const u32 lane = threadIdx.x % delta_lanes;
+    const u32 part = part_of_lane();
 #pragma unroll
     for (u32 c = 0; c < delta_quads; c++) {
-      keys[c] = tokens.keys[token][c * delta_lanes + lane];
-      queries[c] = tokens.queries[token][c * delta_lanes + lane];
+      keys[c] = tokens.keys[token][c * delta_lanes + part];
+      queries[c] = tokens.queries[token][c * delta_lanes + part];
     }
     values = *reinterpret_cast<const float2*>(&tokens.values[token][place]);
     gates = of_tokens[token];
@@ -358,11 +362,11 @@ DEV void gated_delta_of_many(const DeltaParams& params) {
   __shared__ ManyTokens tokens[2];
   __shared__ Gates gates[2][delta_stage];
   begin_kernel();
-  const u32 first_row = blockIdx.x * delta_many_values, head = blockIdx.y, lane = threadIdx.x % delta_lanes;
-  const u32 place = threadIdx.x / delta_lanes * 2;  // of the lane's first row
+  const u32 first_row = blockIdx.x * delta_many_values, head = blockIdx.y, part = part_of_lane();
+  const u32 place = (warp_of() * 4 + lane_of() / 16 * 2 + lane_of() % 2) * 2;  // of the lane's first row
   float4* state =
       reinterpret_cast<float4*>(params.state + (u64(head) * params.value_dim + first_row + place) * delta_key_dim) +
-      lane;
+      part;
   float4 held[2][delta_quads];
 #pragma unroll
   for (u32 r = 0; r < 2; r++)
@@ -377,8 +381,8 @@ DEV void gated_delta_of_many(const DeltaParams& params) {
   const u64 row_of_out = u64(params.value_heads) * params.value_dim;
   float4 query[delta_quads] = {};  // of the token before
   float read[2] = {0.0f, 0.0f};    // of the one before that: what is left to add up
-  const bool keeps = lane % 4 == 0;
-  u64 at = u64(head) * params.value_dim + first_row + place + lane / 4 - 2 * row_of_out;  // of the output of that one
+  const bool keeps = part % 4 == 0;
+  u64 at = u64(head) * params.value_dim + first_row + place + part / 4 - 2 * row_of_out;  // of the output of that one
   const auto keep_read = [&](bool is_there) {
     const float sum = one_of_sums(read[0], read[1]);
     if (is_there && keeps) params.out[at] = sum;
@@ -424,7 +428,7 @@ DEV void gated_delta_of_many(const DeltaParams& params) {
         sums[r] = sum_of(found);
       }
 #pragma unroll
-      for (u32 distance = delta_lanes / 2; distance > 0; distance /= 2)
+      for (u32 distance = delta_lanes; distance > 1; distance /= 2)
 #pragma unroll
         for (u32 r = 0; r < 2; r++) sums[r] += __shfl_xor_sync(everyone, sums[r], distance);
       keep_read(first + token > 1);

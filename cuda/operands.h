@@ -5,14 +5,15 @@
 // ---- x as digits ----------------------------------------------------------------------------------------------------
 
 // Where a lane finds the digits of its pack: a step is 32 columns, a pack of each of four lanes. Within a group of
-// `group_steps` steps, lane t of the four has packs t * group_steps ... in its steps, so that its codes lie together.
+// `group_steps` steps, of which there are 1, 2 or 4, lane t of the four has packs t * group_steps ... in its steps, so
+// that its codes lie together.
 struct PackPlace {
   u32 step;
   u32 lane;
 };
 DEV PackPlace place_of_pack(u32 index, u32 group_steps) {
-  const u32 packs = 4 * group_steps, within = index % packs;
-  return {index / packs * group_steps + within % group_steps, within / group_steps};
+  const u32 shift = group_steps / 2, within = index & (4 * group_steps - 1);
+  return {(index >> (2 + shift) << shift) + (within & (group_steps - 1)), within >> shift};
 }
 
 // Each digit of eight numbers: x for the even ones, y for the odd.
@@ -20,13 +21,10 @@ struct Digits {
   uint2 of[digits_of_number];
 };
 
-DEV u32 bytes_together(u32 a, u32 b, u32 c, u32 d) {
-  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-}
-
-// The nearest whole number, the even one of two, of what is at most 2^22 in size. A conversion takes four times as
-// long.
-DEV int nearest(float x) { return int(__float_as_uint(x + 12582912.0f) - 0x4b400000u); }
+// The nearest whole number, the even one of two, of what is at most 2^22 in size, and shifted_digits more: its bytes
+// are the digits, each and 128. A conversion takes four times as long.
+constexpr u32 shifted_digits = 0x808080u;
+DEV u32 nearest(float x) { return __float_as_uint(x + 12582912.0f) - (0x4b400000u - shifted_digits); }
 
 // A warp makes digits of 256 columns, a pack a lane: `x` are the lane's numbers, 0 behind the last column.
 DEV Digits digits_of(const float (&x)[pack], u32 group_steps, DigitGroup& group) {
@@ -36,26 +34,28 @@ DEV Digits digits_of(const float (&x)[pack], u32 group_steps, DigitGroup& group)
   for (u32 distance = 2 * group_steps; distance > 0; distance /= 2)
     most = max(most, __shfl_xor_sync(everyone, most, distance));
   const bool is_finite = most < 0x7f800000u;
-  const int mask = is_finite ? -1 : 0;
   const u32 exponent = max(most >> 23, 22u);  // `up` takes the largest to 2^21 ... 2^22
   const float up = is_finite ? __uint_as_float((275u - exponent) << 23) : 0.0f;
   group.unit = is_finite ? __uint_as_float((exponent - 21u) << 23) : __uint_as_float(0x7fc00000u);
-  int own[pack], sum = 0;
+  u32 own[pack], sum = 0;
 #pragma unroll
   for (u32 i = 0; i < pack; i++) {
-    own[i] = nearest(x[i] * up) & mask;
+    own[i] = nearest(x[i] * up);
     sum += own[i];
   }
+  sum = is_finite ? sum - pack * shifted_digits : 0;
   for (u32 distance = 2 * group_steps; distance > 0; distance /= 2) sum += __shfl_xor_sync(everyone, sum, distance);
-  group.sum = float(sum);
+  group.sum = float(int(sum));
+  // Of four numbers each, the first bytes, the second and the third.
+  const auto bytes_of = [&](u32 d, u32 first) {
+    const u32 pairs = d < 2 ? 0x5140 : 0x0062, of_pairs = d == 1 ? 0x7632 : 0x5410;
+    const u32 low = __byte_perm(own[first], own[first + 2], pairs),
+              high = __byte_perm(own[first + 4], own[first + 6], pairs);
+    return is_finite ? __byte_perm(low, high, of_pairs) ^ 0x80808080u : 0;
+  };
   Digits digits;
 #pragma unroll
-  for (u32 d = 0; d < digits_of_number; d++) {
-    digits.of[d].x = bytes_together(u32(own[0]), u32(own[2]), u32(own[4]), u32(own[6]));
-    digits.of[d].y = bytes_together(u32(own[1]), u32(own[3]), u32(own[5]), u32(own[7]));
-#pragma unroll
-    for (u32 i = 0; i < pack; i++) own[i] = (own[i] + 128) >> 8;  // what is left when the signed byte is gone
-  }
+  for (u32 d = 0; d < digits_of_number; d++) digits.of[d] = make_uint2(bytes_of(d, 0), bytes_of(d, 1));
   return digits;
 }
 

@@ -275,6 +275,7 @@ class CudaCommands : public Commands {
   bool takes_convolution(const ConvParams& params);
   bool takes_delta(const std::string& kernel, const DeltaParams& params);
   void launch_attention(const AttentionOutput& output);
+  void launch_digits(const DigitsParams& params, int64_t fragments, uint32_t count);
   void launch_surveys(const Surveys& surveys);
   void append_rows(const std::string& kernel, const AppendParams& params);
 

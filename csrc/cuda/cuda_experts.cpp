@@ -103,22 +103,21 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
     const int64_t fragments = int64_t{blocks} * of_block;
     auto* made = room<uint8_t>(digits, digit_bytes(fragments, matrix.columns));
     auto* made_groups = room<DigitGroup>(groups, group_bytes(fragments, matrix.columns / matrix.format.group_size));
-    launch("make_digits", {static_cast<uint32_t>(fragments), divide_up(matrix.columns, lanes * pack)},
-           fragment_rows * lanes,
-           DigitsParams{.x = params.x,
-                        .blocks = lists.blocks,
-                        .pairs = lists.pairs,
-                        .digits = made,
-                        .groups = made_groups,
-                        .x_batch = 0,
-                        .x_stride = params.columns,
-                        .columns = params.columns,
-                        .group_steps = params.group_steps,
-                        .n = 0,
-                        .block_fragments = of_block,
-                        .k = params.k,
-                        .in_halves = lists.rows >= many_rows,
-                        .nothing = 0});
+    launch_digits(DigitsParams{.x = params.x,
+                               .blocks = lists.blocks,
+                               .pairs = lists.pairs,
+                               .digits = made,
+                               .groups = made_groups,
+                               .x_batch = 0,
+                               .x_stride = params.columns,
+                               .columns = params.columns,
+                               .group_steps = params.group_steps,
+                               .n = 0,
+                               .block_fragments = of_block,
+                               .k = params.k,
+                               .in_halves = lists.rows >= many_rows,
+                               .nothing = 0},
+                  fragments, 1);
     params.digits = made;
     params.groups = made_groups;
   }

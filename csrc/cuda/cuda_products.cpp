@@ -89,6 +89,16 @@ struct CudaCommands::Digits {
   uint32_t batch_fragments = 0;
 };
 
+// A block finds its rows once and goes through columns, as far as there are blocks enough for all multiprocessors.
+void CudaCommands::launch_digits(const DigitsParams& params, int64_t fragments, uint32_t count) {
+  constexpr uint32_t of_multiprocessor = 8;
+  const int64_t blocks = of_multiprocessor * int64_t{launches_.chip().multiprocessors} / (fragments * count);
+  launch("make_digits",
+         {static_cast<uint32_t>(fragments),
+          static_cast<uint32_t>(std::clamp<int64_t>(blocks, 1, divide_up(params.columns, lanes * pack))), count},
+         fragment_rows * lanes, params);
+}
+
 void CudaCommands::embed(const Matrix& table, View ids, View out, int64_t n) {
   op("embed", [&] {
     const EmbedParams params = {.table = stored(table),
@@ -256,8 +266,7 @@ void CudaCommands::multiply(std::span<const Product> products, int64_t n, bool t
                                .nothing = 0};
   if (!made.made || made.batch != count || made.batch_fragments != params.batch_fragments ||
       std::memcmp(&*made.made, &making, sizeof making) != 0) {
-    launch("make_digits", {params.batch_fragments, divide_up(m.columns, lanes * pack), count}, fragment_rows * lanes,
-           making);
+    launch_digits(making, params.batch_fragments, count);
     made = {making, count, params.batch_fragments};
   }
   const uint32_t blocks = divide_up(n, rows);
