@@ -1,5 +1,5 @@
 // The gated delta-net: a short convolution, the gates, and the recurrence on a state per value head.
-#include "basics.h"
+#include "gates.h"
 
 // ---- The convolution ------------------------------------------------------------------------------------------------
 
@@ -72,26 +72,6 @@ DEV void keep_last_of_many(const ConvParams& params) {
 }
 
 // ---- The recurrence -------------------------------------------------------------------------------------------------
-
-// ln(1 + x) for x >= 0. A small x is not lost.
-DEV float log_of_one_plus(float x) {
-  const float sum = 1.0f + x;
-  return sum == 1.0f ? x : logf(sum) * (x / (sum - 1.0f));
-}
-DEV float softplus(float x) { return fmaxf(x, 0.0f) + log_of_one_plus(expf(-fabsf(x))); }
-
-struct Gates {
-  float decay;
-  float beta;
-};
-DEV Gates gates_at(const DeltaGatesParams& params, u64 i) {
-  const u32 head = u32(i % params.heads);
-  return {expf(-expf(params.a_log[head]) * softplus(params.alpha[i] + params.dt_bias[head])), sigmoid(params.b[i])};
-}
-DEV void keep_gates(const DeltaGatesParams& params, u64 i, const Gates& gates) {
-  params.decay[i] = gates.decay;
-  params.beta[i] = gates.beta;
-}
 
 // Grid of threads: n * heads.
 DEV void make_gates(const DeltaGatesParams& params) {
@@ -220,9 +200,10 @@ DEV void gated_delta(const DeltaParams& all) {
   __shared__ DeltaTokens<quads> tokens[2];
   let_next_come();
   // A state that the L2 cache is asked for is never wrong.
-  if (!all.sessions) {
+  {
     const u32 rows = min(delta_values, all.value_dim - blockIdx.x * delta_values);
-    const float* state = all.state + (u64(blockIdx.y) * all.value_dim + blockIdx.x * delta_values) * all.key_dim;
+    const float* state = all.sessions ? all.sessions[blockIdx.z] : all.state;  // the list was there before the batch
+    state += (u64(blockIdx.y) * all.value_dim + blockIdx.x * delta_values) * all.key_dim;
     for (u32 i = threadIdx.x * 32; i < rows * all.key_dim; i += blockDim.x * 32) prefetch_line(state + i);
   }
   wait_for_previous();

@@ -184,12 +184,14 @@ extern "C" __global__ void append_f32(const AppendParams params) { append<float>
 extern "C" __global__ void append_bf16(const AppendParams params) { append<u16>(params); }
 
 // A row's heads of queries, keys and values. What norms, ropes and appends make by themselves. A warp each.
+// Grid of blocks: heads, rows.
 template <typename T>
 DEV void heads_row(const HeadsRowParams& params) {
   constexpr u32 most = max_attention_dim / lanes;  // numbers of a lane
   __shared__ float heads[head_warps][max_attention_dim];
   __shared__ float angles[max_attention_dim];
   let_next_come();
+  const u32 row_of_x = blockIdx.y;
   u32 head = blockIdx.x * head_warps + warp_of();
   const u32 dim = params.q.dim, values = params.values.width / dim;
   const bool is_query = head < params.q.heads, is_key = !is_query && head < params.q.heads + params.k.heads;
@@ -197,13 +199,15 @@ DEV void heads_row(const HeadsRowParams& params) {
   head -= is_query ? 0 : is_key ? params.q.heads : params.q.heads + params.k.heads;
   const bool is_there = has_norm || head < values;
   // Lists and angles are there before any kernel of the batch, and nobody writes weights.
-  for (u32 i = threadIdx.x; i < 2 * params.rope.half_dim; i += blockDim.x) angles[i] = params.rope.angles[i];
+  for (u32 i = threadIdx.x; i < 2 * params.rope.half_dim; i += blockDim.x)
+    angles[i] = params.rope.angles[row_of_x * 2 * params.rope.half_dim + i];
   const HeadParams& norm = is_query ? params.q : params.k;
   const AppendParams& kept = is_key ? params.keys : params.values;
   T* to = nullptr;
   if (is_there && !is_query) {
-    const u64 row = kept.rows->first;
-    to = reinterpret_cast<T*>(cached_rows(kept.rows, row, kept.begin)) + row % cached_block * kept.width + head * dim;
+    const CachedRows* rows = kept.sessions ? kept.sessions[row_of_x] : kept.rows;
+    const u64 row = rows->first;
+    to = reinterpret_cast<T*>(cached_rows(rows, row, kept.begin)) + row % cached_block * kept.width + head * dim;
   }
   float numbers[most] = {}, weights[most];
 #pragma unroll
@@ -215,8 +219,8 @@ DEV void heads_row(const HeadsRowParams& params) {
   __syncthreads();
   wait_for_previous();
   if (!is_there) return;
-  float *own = heads[warp_of()], *x = norm.x + u64(head) * norm.head_stride;
-  const float* from = has_norm ? x : params.values.x + head * dim;
+  float *own = heads[warp_of()], *x = norm.x + u64(row_of_x) * norm.row_stride + u64(head) * norm.head_stride;
+  const float* from = has_norm ? x : params.values.x + u64(row_of_x) * params.values.x_stride + head * dim;
 #pragma unroll
   for (u32 c = 0; c < most; c++) {
     if (c * lanes >= dim) break;

@@ -125,7 +125,8 @@ struct CombineParams {
   uint32_t n;
 };
 
-// Heads of queries and of keys in one row: norms, rotations, and the row of keys and values that is kept.
+// Heads of queries and of keys in one row, or in one of each of some sessions: norms, rotations, and the row of keys
+// and values that is kept.
 struct HeadsRowParams {
   HeadParams q;
   HeadParams k;
@@ -252,19 +253,6 @@ struct ExpertBlock {
   uint32_t count;
   uint32_t expert;
   uint32_t nothing;
-};
-
-// Pairs by their experts, as blocks: what a router on the device chose.
-struct GroupParams {
-  const int* ids;           // pair -> expert
-  const uint8_t* slots;     // the buffer's first byte
-  const uint64_t* slot_of;  // expert -> bytes
-  ExpertBlock* blocks;      // those behind the last get no pair
-  uint32_t* pairs;
-  uint32_t count;  // of pairs
-  uint32_t experts;
-  uint32_t block_rows;   // pairs of a block at most
-  uint32_t most_blocks;  // that there is room for
 };
 
 struct ExpertParams {
@@ -498,3 +486,5 @@ struct ShortlistParams {
 };
 
 }  // namespace moeflux::cuda
+
+#include "rows_params.h"

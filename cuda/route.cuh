@@ -200,6 +200,63 @@ extern "C" __global__ void __launch_bounds__(group_warps* lanes) group_experts(c
     params.blocks[i] = {params.slots, 0, 0, 0, 0};
 }
 
+// The choice of some rows, as route_softmax_few makes it, and their pairs, as group_experts has them: a row has no
+// expert twice. One block: a warp for each row at least, and a thread for each expert.
+extern "C" __global__ void __launch_bounds__(many_rows* lanes) route_rows(const RouteRowsParams params) {
+  __shared__ float chosen[many_rows][lanes];
+  __shared__ int ids[many_rows][lanes];
+  __shared__ u8 places[many_rows][few_experts];  // of a row's pair with the expert, from 1 on
+  __shared__ u32 begins[few_experts / lanes][2];
+  let_next_come();
+  const u32 lane = lane_of(), warp = warp_of(), expert = threadIdx.x, k = params.route.k,
+            experts = params.route.experts;
+  const GroupParams& group = params.group;
+#pragma unroll
+  for (u32 i = 0; i < few_experts / lanes / 4; i++) reinterpret_cast<u32*>(places[warp])[lane + i * lanes] = 0;
+  __syncwarp();
+  wait_for_previous();
+  if (warp < params.n) {
+    FewLogits logits;
+    logits.load(params.route.logits + u64(warp) * experts, experts);
+    choose_of_few(logits, experts, k, ids[warp], chosen[warp]);
+    if (lane < k) places[warp][ids[warp][lane]] = u8(lane + 1);
+    keep_choice(params.route, logits, ids[warp], chosen[warp], params.route.ids + u64(warp) * k,
+                params.route.weights + u64(warp) * k);
+  }
+  __syncthreads();
+  u32 pairs = 0, blocks = 0, sums[2] = {};  // sums: of the warp's experts up to this one
+  if (expert < few_experts) {
+#pragma unroll 8
+    for (u32 r = 0; r < params.n; r++) pairs += places[r][expert] ? 1 : 0;
+    blocks = (pairs + group.block_rows - 1) / group.block_rows;
+    sums[0] = pairs, sums[1] = blocks;
+#pragma unroll
+    for (u32 j = 0; j < 2; j++)
+      for (u32 distance = 1; distance < lanes; distance *= 2) {
+        const u32 more = __shfl_sync(everyone, sums[j], max(lane, distance) - distance);
+        sums[j] += lane >= distance ? more : 0;
+      }
+    if (lane == lanes - 1) begins[warp][0] = sums[0], begins[warp][1] = sums[1];
+  }
+  const u8* slot = pairs ? group.slots + group.slot_of[expert] : group.slots;
+  __syncthreads();
+  u32 used = 0, first_pair = 0, first_block = 0;
+#pragma unroll
+  for (u32 i = 0; i < few_experts / lanes; i++) {
+    first_pair += i < warp ? begins[i][0] : 0, first_block += i < warp ? begins[i][1] : 0;
+    used += begins[i][1];
+  }
+  for (u32 i = used + threadIdx.x; i < group.most_blocks; i += blockDim.x) group.blocks[i] = {group.slots, 0, 0, 0, 0};
+  if (pairs == 0) return;
+  first_pair += sums[0] - pairs, first_block += sums[1] - blocks;
+  for (u32 i = 0; i < blocks; i++)
+    group.blocks[first_block + i] = {slot, first_pair + i * group.block_rows,
+                                     min(group.block_rows, pairs - i * group.block_rows), expert, 0};
+#pragma unroll 8
+  for (u32 r = 0; r < params.n; r++)
+    if (const u32 place = places[r][expert]) group.pairs[first_pair++] = r * k + place - 1;
+}
+
 // ---- Top-k ----------------------------------------------------------------------------------------------------------
 
 // The best of every block of top_k_block candidates, in order. It is launched again on what is left until one block is

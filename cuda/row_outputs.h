@@ -3,12 +3,13 @@
 #pragma once
 #include "products.h"
 
-// The first output of a tile.
+// The first output of a tile, of one row of x or of some.
 struct TilePlace {
   u32 matrix;
   u32 row;
 };
-DEV TilePlace tile_place(const OneRowParams& params, u32 tile) {
+template <class Params>
+DEV TilePlace tile_place(const Params& params, u32 tile) {
   u32 matrix = 0;
 #pragma unroll
   for (u32 j = 1; j < most_outputs; j++) matrix += tile >= params.first_tile[j];

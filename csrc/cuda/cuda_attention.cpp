@@ -30,6 +30,9 @@ uint32_t copied_bytes(const AttentionParams& params, size_t number_bytes) {
          attention_buffer_bytes(params.dim, static_cast<uint32_t>(number_bytes));
 }
 
+// The same of a span, if a part was a chunk.
+uint32_t bytes_of_span(uint32_t row_bytes) { return row_bytes / attention_row_buffers * attention_span_buffers; }
+
 // Of one row, as many as there is room for.
 int64_t part_bytes(const AttentionParams& params) {
   return int64_t{params.heads} * params.part_count * (params.dim + 2) * 4;
@@ -151,10 +154,25 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
   if (!takes_attention(output)) wait_with(output);
 }
 
+// Whether the rows of so many sessions, with so many chunks each, are blocks enough as spans.
+bool CudaCommands::are_spans(const AttentionOutput& output, int64_t sessions, uint32_t part_count) const {
+  const AttentionParams& params = output.params;
+  const Chip& chip = launches_.chip();
+  return sessions > 1 && params.part_chunks == 1 &&
+         chip.shared_bytes >= attention_row_own_bytes + bytes_of_span(output.row_bytes) &&
+         sessions * output.tiles * params.kv_heads * (part_count / span_chunks) >= chip.multiprocessors;
+}
+
 void CudaCommands::launch_attention(const AttentionOutput& output) {
   AttentionParams params = output.params;
   params.sessions = list_of(output.sessions);
   const auto sessions = static_cast<uint32_t>(output.sessions.size());
+  uint32_t row_bytes = output.row_bytes;
+  if (are_spans(output, sessions, params.part_count)) {
+    params.part_chunks = span_chunks;
+    params.part_count = spans_of(params.part_count);
+    row_bytes = bytes_of_span(row_bytes);
+  }
   if (output.has_large_tiles)
     return launch("attention_tiles_" + output.kind, {output.tiles, params.kv_heads}, attention_threads, params,
                   attention_tile_bytes(params.dim));
@@ -162,10 +180,9 @@ void CudaCommands::launch_attention(const AttentionOutput& output) {
   if (params.part_count == 0)
     return launch("attention_" + output.kind, {output.tiles, params.kv_heads}, attention_threads, params, shared);
   params.parts = room<float>(parts, sessions * part_bytes(params) * params.n);
-  launch(
-      concat("attention_", output.row_bytes ? "row_" : "", params.part_chunks == 1 ? "chunks_" : "spans_", output.kind),
-      {output.tiles, sessions * params.kv_heads, params.part_count}, attention_threads, params,
-      output.row_bytes ? output.row_bytes : shared);
+  launch(concat("attention_", row_bytes ? "row_" : "", params.part_chunks == 1 ? "chunks_" : "spans_", output.kind),
+         {output.tiles, sessions * params.kv_heads, params.part_count}, attention_threads, params,
+         row_bytes ? row_bytes : shared);
   const int64_t count = params.part_count;
   const int64_t spans = count / (span_chunks / params.part_chunks) + 2;
   launch("attention_merge", {params.heads * divide_up(params.dim, merge_numbers), params.n, sessions}, merge_threads,
@@ -206,7 +223,7 @@ void CudaCommands::delta_gates(const DeltaGatesArgs& args, int64_t n) {
                                      .beta = address<float>(args.beta),
                                      .heads = static_cast<uint32_t>(args.heads),
                                      .count = static_cast<uint32_t>(n * args.heads)};
-    if (n == 1 && takes_row_gates(params)) return;
+    if (n == 1 ? takes_row_gates(params) : takes_gates_of_convolved(params)) return;
     if (n == 1) return wait_with(params);
     flat("delta_gates", params, n * args.heads);
   });

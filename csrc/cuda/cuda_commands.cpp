@@ -43,6 +43,7 @@ void CudaCommands::rms_norm(View x, View weight, View out, int64_t n, int64_t wi
     const NormParams params = {address<const float>(x), address<const float>(weight), address<float>(out),
                                static_cast<uint32_t>(width), eps};
     if (n == 1 && !same(x, out)) return wait_with(params);
+    if (!same(x, out) && norm_waits(params, n)) return;
     launch("rms_norm", {static_cast<uint32_t>(n)}, row_threads, params);
   });
 }
@@ -50,7 +51,8 @@ void CudaCommands::rms_norm(View x, View weight, View out, int64_t n, int64_t wi
 void CudaCommands::rms_norm_heads(const Heads& x, View weight, int64_t n, float eps, float scale) {
   op("rms_norm_heads", [&] {
     const HeadParams params = head_params(x, {}, weight, n, eps, scale);
-    if (n > 1 || !takes_head_norm(params)) by_heads("rms_norm_heads", params, x.heads * n);
+    if (n > 1 ? takes_norm_of_convolved(params) || takes_rows_head_norm(params) : takes_head_norm(params)) return;
+    by_heads("rms_norm_heads", params, x.heads * n);
   });
 }
 
@@ -69,7 +71,8 @@ void CudaCommands::layer_norm(View x, View weight, View bias, int64_t n, int64_t
 void CudaCommands::gated_rms_norm(const Heads& x, const Heads& z, View weight, int64_t n, float eps) {
   op("gated_rms_norm", [&] {
     const HeadParams params = head_params(x, z, weight, n, eps, 1);
-    if (n > 1 || !takes_gated_norm(params)) by_heads("gated_rms_norm", params, x.heads * n);
+    if (n > 1 ? heads_wait(params) : takes_gated_norm(params)) return;
+    by_heads("gated_rms_norm", params, x.heads * n);
   });
 }
 
@@ -83,7 +86,8 @@ void CudaCommands::rope(const Heads& x, View angles, int64_t half, bool interlea
                                .heads = static_cast<uint32_t>(x.heads),
                                .n = static_cast<uint32_t>(n),
                                .interleaved = interleaved};
-    if (n > 1 || !takes_rope(params)) flat("rope", params, half * x.heads * n);
+    if (n > 1 ? takes_rows_rope(params) : takes_rope(params)) return;
+    flat("rope", params, half * x.heads * n);
   });
 }
 
@@ -100,7 +104,7 @@ void CudaCommands::append(View x, int64_t x_stride, const Cache& cache, int64_t 
                                  .n = static_cast<uint32_t>(n)};
     const std::string kernel = concat("append_", gpu::type_of(cache));
     if (n > 1) return append_rows(kernel, params);
-    if (takes_row(kernel, params)) return;
+    if (takes_row(kernel, params) || takes_rows_append(kernel, params)) return;
     if (!takes_append(kernel, params)) wait_with(Appended{kernel, params, {params.rows}});
   });
 }
@@ -116,10 +120,10 @@ void CudaCommands::append_rows(const std::string& kernel, const AppendParams& pa
 void CudaCommands::swiglu(View gate, View up, View out, int64_t count) {
   op("swiglu", [&] {
     require_in_place(same(gate, out), "swiglu");
-    if (takes_swiglu(gate, up, count)) return;
+    if (takes_swiglu(gate, up, count) || takes_rows_swiglu(gate, up, count)) return;
     const SwigluParams params = {
         address<float>(gate), address<const float>(up), static_cast<uint64_t>(count), 0, 0, false};
-    flat("swiglu", params, count);
+    wait_with(RowsGated{params});
   });
 }
 
@@ -135,8 +139,8 @@ void CudaCommands::geglu(View gate, View up, View out, int64_t count) {
 void CudaCommands::residual_add(View x, View y, View out, int64_t count) {
   op("residual_add", [&] {
     require_in_place(same(x, out), "residual_add");
-    if (takes_residual(x, y, count)) return;
-    flat("residual_add", flat_params(x, y, count), count);
+    if (takes_residual(x, y, count) || takes_rows_residual(x, y, count)) return;
+    wait_with(RowsAdded{flat_params(x, y, count)});
   });
 }
 
@@ -223,7 +227,7 @@ void CudaCommands::combine(const CombineArgs& args, int64_t n) {
                                   .hidden = static_cast<uint32_t>(args.hidden),
                                   .k = static_cast<uint32_t>(args.k),
                                   .n = static_cast<uint32_t>(n)};
-    if (n == 1 && takes_sum(params)) return;
+    if (n == 1 ? takes_sum(params) : sum_waits(params)) return;
     flat("combine", params, args.hidden * n);
   });
 }
@@ -231,6 +235,7 @@ void CudaCommands::combine(const CombineArgs& args, int64_t n) {
 void CudaCommands::copy(View from, View to, int64_t bytes) {
   op("copy", [&] {
     finish();
+    made_.reset();
     launches_.copy(from, to, bytes);
   });
 }
@@ -260,8 +265,14 @@ bool CudaCommands::is_few(const RouteArgs& args) { return args.experts <= int64_
 void CudaCommands::route_softmax(const RouteArgs& args, int64_t n) {
   op("route_softmax", [&] {
     const bool are_few = is_few(args);
-    if (n == 1 && are_few && takes_route(route_params(args))) return;
-    launch(are_few ? "route_softmax_few" : "route_softmax", {static_cast<uint32_t>(n)}, lanes, route_params(args));
+    const RouteParams params = route_params(args);
+    if (are_few && (n == 1 ? takes_route(params) : takes_rows_route(params, n))) return;
+    finish();
+    const std::optional<MadeDigits> made = made_;
+    launch(are_few ? "route_softmax_few" : "route_softmax", {static_cast<uint32_t>(n)}, lanes, params);
+    if (made && keeps_digits(*made, params.weights, n * args.k) &&
+        keeps_digits(*made, reinterpret_cast<const float*>(params.ids), n * args.k))
+      made_ = made;
   });
 }
 

@@ -26,6 +26,9 @@ inline const char* delta_kernel(int64_t key_dim) {
   return key_dim <= 4 * int64_t{lanes} ? "gated_delta_4" : "gated_delta_8";
 }
 
+// Spans that so many chunks are in, wherever the first begins.
+inline uint32_t spans_of(uint32_t chunks) { return divide_up(chunks, span_chunks) + 1; }
+
 // Whether what is written would be read by another block of the same launch.
 inline bool meet(const float* a, int64_t a_count, const float* b, int64_t b_count) {
   return a < b + b_count && b < a + a_count;
@@ -101,7 +104,6 @@ class CudaCommands : public Commands {
     room_count
   };
 
-  struct Digits;
   using Second = gpu::Second;
   // A list of CachedRows, and what it was made of.
   struct RowTable {
@@ -154,6 +156,48 @@ class CudaCommands : public Commands {
     uint32_t experts;      // that it chose from
     std::optional<RowProduct> shared;
   };
+  // Some rows: a sum of experts that may go with the norm behind it, that norm, the gated norms of heads.
+  struct RowsSum {
+    CombineParams params;
+  };
+  struct RowsNorm {
+    NormParams params;
+    uint32_t n;
+    std::optional<CombineParams> sum{};  // which is x
+    std::optional<FlatParams> added{};   // likewise
+  };
+  struct RowsHeads {
+    HeadParams params;
+  };
+  // Of any number of rows: a sum with the residual, SwiGLU.
+  struct RowsAdded {
+    FlatParams params;
+  };
+  struct RowsGated {
+    SwigluParams params;
+  };
+  // What makes rows of x with their digits; if nothing does, x is there.
+  using RowsSource = std::variant<std::monostate, RowsNorm, RowsHeads, RowsGated>;
+  // Products of some rows.
+  struct RowsProduct {
+    RowsParams params;
+    size_t count;  // of matrices
+    const float* x;
+    uint32_t x_stride;
+    RowsSource source{};
+  };
+  // As FeedForward.
+  struct RowsForward {
+    RowsProduct products;
+    RouteParams route;
+    std::optional<RowsProduct> down{};
+  };
+  // Digits that are in their room.
+  struct MadeDigits {
+    DigitsParams params;
+    uint32_t fragments;  // of each
+    uint32_t batch;
+  };
   // One or more rows, each of another session; so are those below.
   struct AttentionOutput {
     std::string kind;
@@ -174,9 +218,17 @@ class CudaCommands : public Commands {
     int count = 0;  // of these ops
     std::string append{};
   };
+  // The same of some rows, each of another session.
+  struct RowsAppended {
+    HeadsRow heads;
+    std::vector<const CachedRows*> keys{};
+    std::vector<const CachedRows*> values{};
+  };
   struct Convolved {
     ConvParams params;
     std::vector<float*> sessions;
+    std::optional<HeadParams> q{};  // norms behind it
+    std::optional<HeadParams> k{};
   };
   // Of one row: products with the convolution of the first, and what has come of norms of queries and keys and of
   // gates.
@@ -207,6 +259,7 @@ class CudaCommands : public Commands {
   void launch(const std::string& kernel, Extent grid, uint32_t threads, const Params& params,
               uint32_t shared_bytes = 0) {
     finish();
+    made_.reset();
     launches_.launch(kernel.c_str(), grid, threads, params, shared_bytes);
   }
   // A thread for each of `extent`, in whole blocks along the first axis.
@@ -266,6 +319,31 @@ class CudaCommands : public Commands {
   void launch_delta(const DeltaRow& delta, float* out);
   bool takes_heads(RowProduct& product);
 
+  // Of some rows.
+  bool may_be_rows(std::span<const Product> products, int64_t n) const;
+  bool multiply_rows(std::span<const Product> products, int64_t n);
+  bool sum_waits(const CombineParams& sum);
+  bool norm_waits(const NormParams& norm, int64_t n);
+  bool heads_wait(const HeadParams& heads);
+  void launch_rows(const RowsProduct& product);
+  RowsSource take_source(const float* x, int64_t n, uint32_t columns, uint32_t stride);
+  void make_digits(const MadeDigits& wanted, const RowsSource& source);
+  static bool keeps_digits(const MadeDigits& made, const float* out, int64_t count);
+  void launch_rows_norm(const RowsNorm& norm);
+  void launch_rows_forward(const RowsForward& forward);
+  bool takes_rows_route(const RouteParams& route, int64_t n);
+  bool takes_rows_shared(const RowsProduct& next);
+  std::optional<RowsForward> take_rows_choice(const ChosenExpertArgs& args, int64_t n);
+  bool takes_rows_swiglu(View gate, View up, int64_t count);
+  bool takes_rows_residual(View x, View y, int64_t count);
+  bool takes_rows_head_norm(const HeadParams& norm);
+  bool takes_rows_rope(const RopeParams& rope);
+  bool takes_rows_append(const std::string& kernel, const AppendParams& params);
+  void launch_rows_appended(const RowsAppended& rows);
+  bool takes_norm_of_convolved(const HeadParams& norm);
+  bool takes_gates_of_convolved(const DeltaGatesParams& gates);
+  void launch_convolved(const Convolved& convolved);
+
   bool takes_head_norm(const HeadParams& params);
   bool takes_rope(const RopeParams& params);
   bool takes_row(const std::string& kernel, const AppendParams& params);
@@ -274,6 +352,7 @@ class CudaCommands : public Commands {
   bool takes_attention(const AttentionOutput& next);
   bool takes_convolution(const ConvParams& params);
   bool takes_delta(const std::string& kernel, const DeltaParams& params);
+  bool are_spans(const AttentionOutput& output, int64_t sessions, uint32_t part_count) const;
   void launch_attention(const AttentionOutput& output);
   void launch_digits(const DigitsParams& params, int64_t fragments, uint32_t count);
   void launch_surveys(const Surveys& surveys);
@@ -285,9 +364,9 @@ class CudaCommands : public Commands {
   void run_attention(const gpu::AttentionTask& task, int64_t n);
   uint32_t tiles_together(int64_t tiles) const;
   void multiply_row(std::span<const Product> products);
-  void multiply(std::span<const Product> products, int64_t n, bool together, Digits& made);
+  void multiply(std::span<const Product> products, int64_t n, bool together);
   Lists lists_of(const ExpertArgs& args);
-  Lists group(const ChosenExpertArgs& args, int64_t pairs);
+  Lists group(const ChosenExpertArgs& args, int64_t pairs, const RouteParams* route = nullptr);
   ExpertParams expert_params(const Lists& lists, int64_t base, const Matrix& matrix, const Second& second, View bias,
                              int64_t k, View x, View out) const;
   void product_of_experts(const char* kernel, const Lists& lists, int64_t base, const Matrix& matrix,
@@ -296,8 +375,10 @@ class CudaCommands : public Commands {
 
   Launches& launches_;
   std::variant<std::monostate, NormParams, RowProduct, FeedForward, ExpertOutputs, DeltaGatesParams, AttentionOutput,
-               HeadsRow, Appended, Convolved, DeltaInputs, DeltaRow, Surveys>
+               HeadsRow, Appended, Convolved, DeltaInputs, DeltaRow, RowsSum, RowsNorm, RowsHeads, RowsAdded, RowsGated,
+               RowsProduct, RowsForward, RowsAppended, Surveys>
       waiting_;
+  std::optional<MadeDigits> made_;
   // Of this batch:
   std::vector<RowTable> row_tables_;
   std::vector<SessionTable> session_tables_;

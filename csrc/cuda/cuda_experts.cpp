@@ -156,9 +156,9 @@ void CudaCommands::expert_ffn(const ExpertArgs& args) {
   });
 }
 
-// The pairs of several rows, grouped by a kernel. Each expert has blocks for as many pairs as would be its share,
-// unless that is few.
-CudaCommands::Lists CudaCommands::group(const ChosenExpertArgs& args, int64_t pairs) {
+// The pairs of several rows, grouped by a kernel, which makes the choice, too, if there is a `route`. Each expert has
+// blocks for as many pairs as would be its share, unless that is few.
+CudaCommands::Lists CudaCommands::group(const ChosenExpertArgs& args, int64_t pairs, const RouteParams* route) {
   Lists lists;
   lists.are_aligned = args.alignment % 16 == 0 && is_aligned(View{args.first.gate.weight.buffer, 0}.bytes());
   for (const Matrix* matrix : {&args.first.gate, &args.first.up, &args.first.down})
@@ -169,19 +169,24 @@ CudaCommands::Lists CudaCommands::group(const ChosenExpertArgs& args, int64_t pa
     lists.rows = std::min(lists.rows, rows_of_block(matrix->format, usual, lists.are_aligned));
   lists.count = most_blocks(pairs, args.experts, lists.rows);
   const int64_t block_bytes = lists.count * static_cast<int64_t>(sizeof(ExpertBlock));
-  const View both = launches_.room(chosen, block_bytes + pairs * 4);
-  lists.blocks = address<const ExpertBlock>(both);
-  lists.pairs = address<const uint32_t>(both.at(block_bytes, 1));
-  launch("group_experts", {1}, group_warps * lanes,
-         GroupParams{.ids = address<const int>(args.ids),
-                     .slots = address<const uint8_t>({args.first.gate.weight.buffer, 0}),
-                     .slot_of = address<const uint64_t>(args.slots),
-                     .blocks = const_cast<ExpertBlock*>(lists.blocks),
-                     .pairs = const_cast<uint32_t*>(lists.pairs),
-                     .count = static_cast<uint32_t>(pairs),
-                     .experts = static_cast<uint32_t>(args.experts),
-                     .block_rows = static_cast<uint32_t>(lists.rows),
-                     .most_blocks = static_cast<uint32_t>(lists.count)});
+  const View all = launches_.room(chosen, block_bytes + pairs * 4);
+  lists.blocks = address<const ExpertBlock>(all);
+  lists.pairs = address<const uint32_t>(all.at(block_bytes, 1));
+  const GroupParams params = {.ids = address<const int>(args.ids),
+                              .slots = address<const uint8_t>({args.first.gate.weight.buffer, 0}),
+                              .slot_of = address<const uint64_t>(args.slots),
+                              .blocks = const_cast<ExpertBlock*>(lists.blocks),
+                              .pairs = const_cast<uint32_t*>(lists.pairs),
+                              .count = static_cast<uint32_t>(pairs),
+                              .experts = static_cast<uint32_t>(args.experts),
+                              .block_rows = static_cast<uint32_t>(lists.rows),
+                              .most_blocks = static_cast<uint32_t>(lists.count)};
+  if (route) {
+    const auto n = static_cast<uint32_t>(pairs / args.k);
+    launch("route_rows", {1}, std::max(n * lanes, few_experts), RouteRowsParams{*route, params, n, 0});
+  } else {
+    launch("group_experts", {1}, group_warps * lanes, params);
+  }
   return lists;
 }
 
@@ -193,6 +198,11 @@ void CudaCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
     Lists lists;
     const ExpertArgs rest = {args.x,       n,        args.hidden, args.intermediate, args.k, {},
                              args.scratch, args.out, args.flavour};
+    if (const std::optional<RowsForward> forward = take_rows_choice(args, n)) {
+      feed_forward(group(args, pairs, &forward->route), args.first, 0, rest);
+      if (forward->down) wait_with(*forward->down);
+      return;
+    }
     if (n > 1 && pairs <= most_grouped) return feed_forward(group(args, pairs), args.first, 0, rest);
     lists.slots = address<const uint8_t>({args.first.gate.weight.buffer, 0});
     lists.slot_of = address<const uint64_t>(args.slots);

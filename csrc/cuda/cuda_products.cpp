@@ -82,13 +82,6 @@ bool CudaCommands::may_be_copied(const Matrix& matrix, int64_t base) {
          (matrix.biases.offset - base) % 16 == 0;
 }
 
-// Of which x the digits were made last.
-struct CudaCommands::Digits {
-  std::optional<DigitsParams> made;
-  int64_t batch = 0;
-  uint32_t batch_fragments = 0;
-};
-
 // A block finds its rows once and goes through columns, as far as there are blocks enough for all multiprocessors.
 void CudaCommands::launch_digits(const DigitsParams& params, int64_t fragments, uint32_t count) {
   constexpr uint32_t of_multiprocessor = 8;
@@ -115,7 +108,6 @@ void CudaCommands::embed(const Matrix& table, View ids, View out, int64_t n) {
 void CudaCommands::matmul(std::span<const Product> products, int64_t n) {
   op("matmul", [&] {
     if (n == 0) return;
-    Digits made;
     while (!products.empty()) {
       const Product& first = products.front();
       const bool is_of_digits = !first.transposed && has_digits(first.matrix.format);
@@ -128,8 +120,8 @@ void CudaCommands::matmul(std::span<const Product> products, int64_t n) {
       const auto some = products.first(all_together ? together : evenly);
       if (all_together && n == 1)
         multiply_row(some);
-      else
-        multiply(some, n, all_together, made);
+      else if (!all_together || !multiply_rows(some, n))
+        multiply(some, n, all_together);
       products = products.subspan(some.size());
     }
   });
@@ -192,7 +184,7 @@ void CudaCommands::multiply_row(std::span<const Product> products) {
 }
 
 // `together`: all are of one x, and are one product with more outputs. Otherwise they are evenly apart.
-void CudaCommands::multiply(std::span<const Product> products, int64_t n, bool together, Digits& made) {
+void CudaCommands::multiply(std::span<const Product> products, int64_t n, bool together) {
   const Product& first = products.front();
   const Matrix& m = first.matrix;
   const bool is_batch = !together && products.size() > 1;
@@ -264,20 +256,24 @@ void CudaCommands::multiply(std::span<const Product> products, int64_t n, bool t
                                .k = 1,
                                .in_halves = rows >= many_rows,
                                .nothing = 0};
-  if (!made.made || made.batch != count || made.batch_fragments != params.batch_fragments ||
-      std::memcmp(&*made.made, &making, sizeof making) != 0) {
-    launch_digits(making, params.batch_fragments, count);
-    made = {making, count, params.batch_fragments};
-  }
+  const MadeDigits made = {making, params.batch_fragments, count};
+  make_digits(made, is_batch || m.format.group_size != 64 ? RowsSource()
+                                                          : take_source(params.x, n, params.columns, params.x_stride));
   const uint32_t blocks = divide_up(n, rows);
-  if (rows >= many_rows)
-    return launch(kernel, {divide_up(tiles, many_warps), blocks, count}, many_warps * lanes, params,
-                  many_bytes(m.format, rows));
-  // All blocks are on the chip at once, and go through several tiles, so that the digits of x serve all of these.
-  params.tiles = tiles;
-  const uint32_t warps = std::min(one_warps, divide_up(m.columns, part_columns));
-  const uint32_t at_once = std::clamp(processors * (one_warps / warps) / (blocks * count), 1u, tiles);
-  launch(kernel, {at_once, blocks, count}, lanes * warps, params);
+  if (rows >= many_rows) {
+    launch(kernel, {divide_up(tiles, many_warps), blocks, count}, many_warps * lanes, params,
+           many_bytes(m.format, rows));
+  } else {
+    // All blocks are on the chip at once, and go through several tiles, so that the digits of x serve all of these.
+    params.tiles = tiles;
+    const uint32_t warps = std::min(one_warps, divide_up(m.columns, part_columns));
+    const uint32_t at_once = std::clamp(processors * (one_warps / warps) / (blocks * count), 1u, tiles);
+    launch(kernel, {at_once, blocks, count}, lanes * warps, params);
+  }
+  const auto keeps = [&](const Product& product) {
+    return keeps_digits(made, address<const float>(product.out), n * product.out_stride);
+  };
+  if (std::ranges::all_of(products, keeps)) made_ = made;
 }
 
 }  // namespace moeflux::cuda

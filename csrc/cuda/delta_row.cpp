@@ -92,6 +92,58 @@ bool CudaCommands::takes_gates(DeltaParams& delta) {
   return true;
 }
 
+// ---- Of some rows, each of another session --------------------------------------------------------------------------
+
+// The norms of queries, then of keys, behind the convolution of all these rows: first and second in its row.
+bool CudaCommands::takes_norm_of_convolved(const HeadParams& norm) {
+  auto* waiting = std::get_if<Convolved>(&waiting_);
+  if (!waiting || waiting->k || waiting->sessions.size() != norm.n) return false;
+  const ConvParams& conv = waiting->params;
+  const int64_t width = int64_t{norm.heads} * norm.dim;
+  if (conv.taps != 4 || conv.dilation != 1 || reinterpret_cast<uintptr_t>(conv.weight) % 16 != 0 || norm.weight ||
+      norm.head_stride != norm.dim || norm.row_stride != conv.channels || norm.dim % lanes != 0 ||
+      norm.dim > max_key_dim || conv.channels % norm.dim != 0 || 2 * width > conv.channels)
+    return false;
+  std::optional<HeadParams>& own = waiting->q ? waiting->k : waiting->q;
+  if (waiting->q && (norm.x != waiting->q->x + width || norm.dim != waiting->q->dim)) return false;
+  if (!waiting->q && norm.x != conv.out) return false;
+  own = norm;
+  return true;
+}
+
+// With the gates it is all there.
+bool CudaCommands::takes_gates_of_convolved(const DeltaGatesParams& gates) {
+  const auto* waiting = std::get_if<Convolved>(&waiting_);
+  if (!waiting || !waiting->k || gates.count != gates.heads * waiting->sessions.size()) return false;
+  const HeadParams &q = *waiting->q, &k = *waiting->k;
+  const auto n = static_cast<uint32_t>(waiting->sessions.size());
+  const int64_t count = int64_t{n} * waiting->params.channels;
+  for (const float* row : {static_cast<const float*>(waiting->params.out), waiting->params.x})
+    for (const float* at :
+         {gates.alpha, gates.b, static_cast<const float*>(gates.decay), static_cast<const float*>(gates.beta)})
+      if (meet(row, count, at, gates.count)) return false;
+  DeltaInputsParams params = {.conv = waiting->params,
+                              .gates = gates,
+                              .dim = q.dim,
+                              .key_heads = q.heads,
+                              .q_eps = q.eps,
+                              .k_eps = k.eps,
+                              .q_scale = q.scale,
+                              .k_scale = k.scale};
+  params.conv.sessions = list_of(waiting->sessions);
+  waiting_ = std::monostate();
+  launch("delta_inputs", {divide_up(params.conv.channels / q.dim, head_warps) + 1, n}, head_warps * lanes, params);
+  return true;
+}
+
+void CudaCommands::launch_convolved(const Convolved& convolved) {
+  ConvParams params = convolved.params;
+  params.sessions = list_of(convolved.sessions);
+  flat("conv1d_few", params, params.channels, 1, std::ssize(convolved.sessions));
+  for (const std::optional<HeadParams>& norm : {convolved.q, convolved.k})
+    if (norm) by_heads("rms_norm_heads", *norm, int64_t{norm->heads} * norm->n);
+}
+
 // ---- Behind it ------------------------------------------------------------------------------------------------------
 
 void CudaCommands::launch_delta(const DeltaRow& delta, float* out) {

@@ -1,4 +1,8 @@
 // The heads of one row before attention: norms of queries and keys, their ropes, and the row that is kept.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
 #include "cuda/cuda_commands.h"
 
 namespace moeflux::cuda {
@@ -72,19 +76,115 @@ bool CudaCommands::takes_row(const std::string& kernel, const AppendParams& para
 // What has come, one by one.
 void CudaCommands::launch_heads(const HeadsRow& heads) {
   const HeadsRowParams& row = heads.params;
-  by_heads("rms_norm_heads", row.q, row.q.heads);
-  if (heads.count >= both_norms) by_heads("rms_norm_heads", row.k, row.k.heads);
+  by_heads("rms_norm_heads", row.q, int64_t{row.q.heads} * row.q.n);
+  if (heads.count >= both_norms) by_heads("rms_norm_heads", row.k, int64_t{row.k.heads} * row.k.n);
   const auto turn = [&](const HeadParams& of) {
     RopeParams rope = row.rope;
     rope.x = of.x;
     rope.row_stride = of.row_stride;
     rope.head_stride = of.head_stride;
     rope.heads = of.heads;
-    flat("rope", rope, int64_t{rope.half_dim} * rope.heads);
+    flat("rope", rope, int64_t{rope.half_dim} * rope.heads * rope.n);
   };
   if (heads.count >= q_rope) turn(row.q);
   if (heads.count >= both_ropes) turn(row.k);
   if (heads.count >= keys_kept) append_rows(heads.append, row.keys);
+}
+
+// ---- Some rows, each of another session -----------------------------------------------------------------------------
+
+bool CudaCommands::takes_rows_head_norm(const HeadParams& norm) {
+  auto* waiting = std::get_if<RowsAppended>(&waiting_);
+  if (waiting && waiting->heads.count == q_norm && waiting->heads.params.q.dim == norm.dim &&
+      waiting->heads.params.q.n == norm.n && norm.heads * norm.dim > 0 && norm.head_stride == norm.dim &&
+      norm.x != waiting->heads.params.q.x) {
+    waiting->heads.params.k = norm;
+    waiting->heads.count = both_norms;
+    return true;
+  }
+  if (norm.dim > max_attention_dim || norm.n > many_rows) return false;
+  RowsAppended rows;
+  rows.heads.params.q = norm;
+  rows.heads.count = q_norm;
+  wait_with(std::move(rows));
+  return true;
+}
+
+bool CudaCommands::takes_rows_rope(const RopeParams& params) {
+  auto* waiting = std::get_if<RowsAppended>(&waiting_);
+  if (!waiting) return false;
+  HeadsRow& heads = waiting->heads;
+  HeadsRowParams& row = heads.params;
+  if (2 * params.half_dim > row.q.dim || params.n != row.q.n) return false;
+  if (heads.count == both_norms && lies_as(row.q, params) && row.q.row_stride == params.row_stride) {
+    row.rope = params;
+  } else if (heads.count != q_rope || !lies_as(row.k, params) || row.k.row_stride != params.row_stride ||
+             row.rope.angles != params.angles || row.rope.half_dim != params.half_dim ||
+             row.rope.interleaved != params.interleaved) {
+    return false;
+  }
+  ++heads.count;
+  return true;
+}
+
+// Keys of all sessions, then their values. One launch has all of it when the last has come.
+bool CudaCommands::takes_rows_append(const std::string& kernel, const AppendParams& params) {
+  auto* waiting = std::get_if<RowsAppended>(&waiting_);
+  if (!waiting || kernel == "append_codes") return false;
+  HeadsRow& heads = waiting->heads;
+  HeadsRowParams& row = heads.params;
+  const bool is_key = heads.count == both_ropes;
+  if (!is_key && (heads.count != keys_kept || kernel != heads.append)) return false;
+  std::vector<const CachedRows*>& sessions = is_key ? waiting->keys : waiting->values;
+  if (std::ranges::find(sessions, params.rows) != sessions.end()) return false;
+  if (sessions.empty()) {
+    if (is_key) {
+      if (params.x != row.k.x || params.width != row.k.heads * row.k.dim || params.x_stride != row.k.row_stride)
+        return false;
+      heads.append = kernel;
+      row.keys = params;
+    } else {
+      const int64_t end = int64_t{row.q.n} * params.x_stride;
+      if (params.width % row.q.dim != 0 || meet(params.x, end, row.q.x, int64_t{row.q.n} * row.q.row_stride) ||
+          meet(params.x, end, row.k.x, int64_t{row.q.n} * row.k.row_stride))
+        return false;
+      row.values = params;
+    }
+  } else {
+    AppendParams next = is_key ? row.keys : row.values;
+    next.x += sessions.size() * next.x_stride;
+    next.rows = params.rows;
+    if (kernel != heads.append || std::memcmp(&next, &params, sizeof next) != 0) return false;
+  }
+  sessions.push_back(params.rows);
+  if (sessions.size() < row.q.n) return true;
+  if (is_key) {
+    heads.count = keys_kept;
+    return true;
+  }
+  const RowsAppended all = std::move(*waiting);
+  waiting_ = std::monostate();
+  HeadsRowParams own = all.heads.params;
+  own.keys.sessions = list_of(all.keys);
+  own.values.sessions = list_of(all.values);
+  const int64_t count = int64_t{own.q.heads} + own.k.heads + own.values.width / own.q.dim;
+  launch(all.heads.append == "append_f32" ? "heads_row_f32" : "heads_row_bf16", {divide_up(count, head_warps), own.q.n},
+         head_warps * lanes, own);
+  return true;
+}
+
+void CudaCommands::launch_rows_appended(const RowsAppended& rows) {
+  HeadsRow heads = rows.heads;
+  heads.count = std::min<int>(heads.count, both_ropes);
+  launch_heads(heads);
+  const auto append = [&](AppendParams params, const std::vector<const CachedRows*>& sessions) {
+    if (sessions.empty()) return;
+    params.sessions = list_of(sessions);
+    params.n = static_cast<uint32_t>(sessions.size());
+    append_rows(rows.heads.append, params);
+  };
+  append(heads.params.keys, rows.keys);
+  append(heads.params.values, rows.values);
 }
 
 }  // namespace moeflux::cuda

@@ -41,6 +41,10 @@ void add_products(const WorkSizes& sizes, Wanted& wanted) {
       wanted.add("matmul_many_" + name);
       wanted.add("matmul_most_" + name);
     }
+    if (is_copied(matrix) && is_narrow(matrix)) {
+      wanted.add("norm_digits");
+      wanted.add(concat("rows_", matrix.format.bits));
+    }
     if (!is_row) {
       wanted.add("matmul_one_" + name);
       continue;
@@ -52,7 +56,10 @@ void add_products(const WorkSizes& sizes, Wanted& wanted) {
     const auto has_other_bits = [&](const MatrixShape& other) {
       return is_copied(other) && other.columns == matrix.columns && other.format.bits != matrix.format.bits;
     };
-    if (std::ranges::any_of(sizes.matrices, has_other_bits)) wanted.add("row_4_and_8");
+    if (std::ranges::any_of(sizes.matrices, has_other_bits)) {
+      wanted.add("row_4_and_8");
+      wanted.add("rows_4_and_8");
+    }
   }
   if (sizes.tokens) wanted.add("embed_" + bits_name(*sizes.tokens));
   if (sizes.by_head)
@@ -109,6 +116,7 @@ std::vector<std::string> units_for(const WorkSizes& sizes, const std::vector<DTy
     for (const char* kernel : {"conv1d_few", "conv1d", "conv1d_state"}) wanted.add(kernel);
   if (sizes.key_dim) {
     wanted.add("delta_gates");
+    wanted.add("delta_inputs");
     wanted.add(delta_kernel(sizes.key_dim));
     if (sizes.key_dim == delta_key_dim) wanted.add("gated_delta_many");
   }

@@ -45,12 +45,20 @@ void CudaCommands::finish() {
     params.n = static_cast<uint32_t>(appended->sessions.size());
     append_rows(appended->kernel, params);
   }
-  if (const auto* convolved = std::get_if<Convolved>(&waiting)) {
-    ConvParams params = convolved->params;
-    params.sessions = list_of(convolved->sessions);
-    flat("conv1d_few", params, params.channels, 1, std::ssize(convolved->sessions));
-  }
+  if (const auto* sum = std::get_if<RowsSum>(&waiting))
+    flat("combine", sum->params, int64_t{sum->params.hidden} * sum->params.n);
+  if (const auto* norm = std::get_if<RowsNorm>(&waiting)) launch_rows_norm(*norm);
+  if (const auto* heads = std::get_if<RowsHeads>(&waiting))
+    by_heads("gated_rms_norm", heads->params, int64_t{heads->params.heads} * heads->params.n);
+  if (const auto* added = std::get_if<RowsAdded>(&waiting))
+    flat("residual_add", added->params, static_cast<int64_t>(added->params.count));
+  if (const auto* gated = std::get_if<RowsGated>(&waiting))
+    flat("swiglu", gated->params, static_cast<int64_t>(gated->params.count));
+  if (const auto* product = std::get_if<RowsProduct>(&waiting)) launch_rows(*product);
+  if (const auto* forward = std::get_if<RowsForward>(&waiting)) launch_rows_forward(*forward);
+  if (const auto* convolved = std::get_if<Convolved>(&waiting)) launch_convolved(*convolved);
   if (const auto* surveys = std::get_if<Surveys>(&waiting)) launch_surveys(*surveys);
+  if (const auto* rows = std::get_if<RowsAppended>(&waiting)) launch_rows_appended(*rows);
   if (const auto* delta = std::get_if<DeltaRow>(&waiting)) {
     DeltaParams params = delta->params;
     params.sessions = list_of(delta->sessions);
@@ -107,7 +115,8 @@ bool CudaCommands::takes_attention(const AttentionOutput& other) {
   next.rows = other.params.rows;
   next.part_count = other.params.part_count;
   const uint32_t most = std::max(waiting->params.part_count, other.params.part_count);
-  if (!same(next, other.params) || (count + 1) * most > most_parts_of_row(next.heads, next.dim)) return false;
+  const int64_t parts_of_each = are_spans(*waiting, count + 1, most) ? spans_of(most) : most;
+  if (!same(next, other.params) || (count + 1) * parts_of_each > most_parts_of_row(next.heads, next.dim)) return false;
   waiting->params.part_count = most;
   waiting->sessions.push_back(next.rows);
   return true;

@@ -46,6 +46,7 @@ LISTED_VOCAB = 5000  # of several blocks of logits
 LAUNCHES_OF_STEP = {"hybrid": 36, "wide": 32}  # of the first, whose experts are read
 # Of the delta-net's layer, of attention's, before and behind, and of words that go from one memory to the other.
 MOST_LAUNCHES_OF_RESIDENT_STEP = 6 + 8 + 4 + 4
+MOST_LAUNCHES_OF_ROWS = 15 + 17 + 6 + 8  # likewise in a step of several sessions, with their surveys
 
 Stores = Callable[[str], Path]
 
@@ -136,9 +137,9 @@ def test_a_step_of_a_resident_model_gives_the_bits_of_a_prefill(store: Stores) -
     assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("lengths", [[260, 300], list(range(5, 14))])
+@pytest.mark.parametrize("lengths", [[260, 300], list(range(5, 13)), list(range(5, 14))])
 def test_sessions_side_by_side_have_the_bits_of_each_alone(store: Stores, lengths: list[int]) -> None:
-    """And the best tokens of all are found together."""
+    """Of two to eight rows ops go together in other launches than of one, and of nine in some."""
     model = load(store("many experts"))
     session = model.session(max_context=64)
     for seed in range(1, 9):  # so that every expert is read
@@ -156,6 +157,7 @@ def test_sessions_side_by_side_have_the_bits_of_each_alone(store: Stores, length
     for turn in range(4):  # the last asks for the best tokens alone
         with cuda_gpu.emulating(order=turn, checked=turn == 1):
             rows = model.evaluate([(own, own_ids[turn : turn + 1]) for own, own_ids in zip(sessions, ids, strict=True)])
+            assert turn > 0 or len(lengths) > 8 or cuda_gpu.launches() <= MOST_LAUNCHES_OF_ROWS
             best = [row.argmax() for row in rows]
         if turn < 3:
             found.append([np.array(row.numpy()).reshape(-1) for row in rows])

@@ -1,0 +1,23 @@
+// The gates of the delta-net.
+#pragma once
+#include "basics.h"
+
+// ln(1 + x) for x >= 0. A small x is not lost.
+DEV float log_of_one_plus(float x) {
+  const float sum = 1.0f + x;
+  return sum == 1.0f ? x : logf(sum) * (x / (sum - 1.0f));
+}
+DEV float softplus(float x) { return fmaxf(x, 0.0f) + log_of_one_plus(expf(-fabsf(x))); }
+
+struct Gates {
+  float decay;
+  float beta;
+};
+DEV Gates gates_at(const DeltaGatesParams& params, u64 i) {
+  const u32 head = u32(i % params.heads);
+  return {expf(-expf(params.a_log[head]) * softplus(params.alpha[i] + params.dt_bias[head])), sigmoid(params.b[i])};
+}
+DEV void keep_gates(const DeltaGatesParams& params, u64 i, const Gates& gates) {
+  params.decay[i] = gates.decay;
+  params.beta[i] = gates.beta;
+}
