@@ -50,11 +50,10 @@ DEV float4 combined(const CombineParams& sum, u32 row, u32 i) {
   return total;
 }
 
-// Grid of blocks of row_threads: rows. Dynamic memory: a row. A multiple of part_columns is the width.
+// Grid of blocks of norm_threads: rows. Dynamic memory: a row. A multiple of part_columns is the width.
 DEV void make_norm_digits(const NormDigitsParams& params) {
   extern __shared__ float4 space[];
   __shared__ float scratch[row_threads / lanes];
-  constexpr u32 together = 2, of_all = row_threads * 4;  // numbers of all threads
   float* own = reinterpret_cast<float*>(space);
   let_next_come();
   const u32 row = blockIdx.x, packs = params.width / pack;
@@ -64,30 +63,19 @@ DEV void make_norm_digits(const NormDigitsParams& params) {
   pack_of_x(params.weight, min(threadIdx.x, packs - 1) * pack, params.width, weights);
   wait_for_previous();
 #pragma unroll 1
-  for (u32 first = threadIdx.x * 4; first < params.width; first += together * of_all) {
-    float4 numbers[together];
-#pragma unroll
-    for (u32 t = 0; t < together; t++) {
-      const u32 i = first + t * of_all;
-      if (i >= params.width) continue;
-      numbers[t] = sum.outputs ? combined(sum, row, i) : four_at(params.x, begin + i);
-      if (params.added) numbers[t] = sum_of_both(numbers[t], four_at(params.added, begin + i));
-    }
-#pragma unroll
-    for (u32 t = 0; t < together; t++) {
-      const u32 i = first + t * of_all;
-      if (i >= params.width) continue;
-      if (params.kept) *reinterpret_cast<float4*>(params.kept + begin + i) = numbers[t];
-      space[i / 4] = numbers[t];
-    }
+  for (u32 i = threadIdx.x * 4; i < params.width; i += norm_threads * 4) {
+    float4 numbers = sum.outputs ? combined(sum, row, i) : four_at(params.x, begin + i);
+    if (params.added) numbers = sum_of_both(numbers, four_at(params.added, begin + i));
+    if (params.kept) *reinterpret_cast<float4*>(params.kept + begin + i) = numbers;
+    space[i / 4] = numbers;
   }
   __syncthreads();
   const float factor = norm_factor(own, params.width, params.eps, scratch);
 #pragma unroll 1
-  for (u32 first = warp_of() * lanes; first < packs; first += row_threads) {
+  for (u32 first = warp_of() * lanes; first < packs; first += norm_threads) {
     const u32 index = first + lane_of(), at = min(index, packs - 1) * pack;
     float numbers[pack];
-    if (first >= row_threads) pack_of_x(params.weight, at, params.width, weights);
+    if (first >= norm_threads) pack_of_x(params.weight, at, params.width, weights);
 #pragma unroll
     for (u32 i = 0; i < pack; i++) numbers[i] = normed(own[at + i], factor, weights[i]);
     DigitGroup group;
@@ -154,6 +142,6 @@ DEV void make_heads_digits(const HeadsDigitsParams& all) {
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
-KERNEL(norm_digits, NormDigitsParams, (row_threads), make_norm_digits)
+KERNEL(norm_digits, NormDigitsParams, (norm_threads), make_norm_digits)
 KERNEL(gated_digits, GatedDigitsParams, (row_threads), make_gated_digits)
 KERNEL(heads_digits, HeadsDigitsParams, (head_warps * lanes), make_heads_digits)

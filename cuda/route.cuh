@@ -214,6 +214,7 @@ extern "C" __global__ void __launch_bounds__(many_rows* lanes) route_rows(const 
 #pragma unroll
   for (u32 i = 0; i < few_experts / lanes / 4; i++) reinterpret_cast<u32*>(places[warp])[lane + i * lanes] = 0;
   __syncwarp();
+  const u64 slot = expert < experts ? group.slot_of[expert] : 0;  // the table was there before the batch
   wait_for_previous();
   if (warp < params.n) {
     FewLogits logits;
@@ -238,7 +239,6 @@ extern "C" __global__ void __launch_bounds__(many_rows* lanes) route_rows(const 
       }
     if (lane == lanes - 1) begins[warp][0] = sums[0], begins[warp][1] = sums[1];
   }
-  const u8* slot = pairs ? group.slots + group.slot_of[expert] : group.slots;
   __syncthreads();
   u32 used = 0, first_pair = 0, first_block = 0;
 #pragma unroll
@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(many_rows* lanes) route_rows(const 
   if (pairs == 0) return;
   first_pair += sums[0] - pairs, first_block += sums[1] - blocks;
   for (u32 i = 0; i < blocks; i++)
-    group.blocks[first_block + i] = {slot, first_pair + i * group.block_rows,
+    group.blocks[first_block + i] = {group.slots + slot, first_pair + i * group.block_rows,
                                      min(group.block_rows, pairs - i * group.block_rows), expert, 0};
 #pragma unroll 8
   for (u32 r = 0; r < params.n; r++)

@@ -41,17 +41,18 @@ struct RowsShared {
 // banks.
 constexpr u32 rows_of_part = tile_rows * few_rows;
 
+// Both parts side by side, so that one's products run while the other's are added up.
 template <u32 bits>
 DEV void parts_of_rows(const u8* tile, const TileShape& shape, u32 first_part, u32 all_parts, u32 number, int zero,
                        const EightRows& x, float* parts) {
   const u32 g = lane_of() / 4, t = lane_of() % 4;
   const int zeros[4] = {zero, zero, zero, zero};  // which is shifted
   constexpr u32 group_bytes = part_columns / part_groups / 8 * bits;
+  Codes<bits> codes[copied_parts][2][part_steps];
+  u32 scales[copied_parts][2], biases[copied_parts][2];
 #pragma unroll
   for (u32 p = 0; p < copied_parts; p++) {
     const u32 part = min(first_part + p, all_parts - 1);
-    Codes<bits> codes[2][part_steps];
-    u32 scales[2], biases[2];
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
       const u32 row = g + i * 8;
@@ -61,53 +62,55 @@ DEV void parts_of_rows(const u8* tile, const TileShape& shape, u32 first_part, u
         codes_together<bits, copied_steps>(
             tile + row * shape.row_bytes + (part * part_groups + group) * group_bytes + t * (copied_steps * bits), two);
 #pragma unroll
-        for (u32 j = 0; j < copied_steps; j++) codes[i][group * copied_steps + j] = two[j];
+        for (u32 j = 0; j < copied_steps; j++) codes[p][i][group * copied_steps + j] = two[j];
       }
-      scales[i] = *reinterpret_cast<const u32*>(tile + shape.scales() + row * shape.scale_bytes + part * 4);
-      biases[i] = *reinterpret_cast<const u32*>(tile + shape.biases() + row * shape.scale_bytes + part * 4);
+      scales[p][i] = *reinterpret_cast<const u32*>(tile + shape.scales() + row * shape.scale_bytes + part * 4);
+      biases[p][i] = *reinterpret_cast<const u32*>(tile + shape.biases() + row * shape.scale_bytes + part * 4);
     }
-    Scaling by[2][part_groups];
-    if (number == number_bf16) {
+  }
+  const bool is_bf16 = number == number_bf16;
+  const auto number_in = [&](u32 two, u32 group) {
+    const u16 own = u16(two >> (16 * group));
+    const float wide = bf16(own), half = f16(own);
+    return is_bf16 ? wide : half;
+  };
+  float sums[copied_parts][4] = {};
 #pragma unroll
-      for (u32 i = 0; i < 2; i++)
-        by[i][0] = {bf16(u16(scales[i])), bf16(u16(biases[i]))},
-        by[i][1] = {bf16(u16(scales[i] >> 16)), bf16(u16(biases[i] >> 16))};
-    } else {
+  for (u32 group = 0; group < part_groups; group++) {
+    int c[copied_parts][digits_of_number][4];
 #pragma unroll
-      for (u32 i = 0; i < 2; i++)
-        by[i][0] = {f16(u16(scales[i])), f16(u16(biases[i]))},
-        by[i][1] = {f16(u16(scales[i] >> 16)), f16(u16(biases[i] >> 16))};
-    }
-    float sums[4] = {};
+    for (u32 j = group * copied_steps; j < (group + 1) * copied_steps; j++)
 #pragma unroll
-    for (u32 group = 0; group < part_groups; group++) {
-      int c[digits_of_number][4];
-#pragma unroll
-      for (u32 j = group * copied_steps; j < (group + 1) * copied_steps; j++) {
-        const uint2 low = codes[0][j].bytes(), high = codes[1][j].bytes();
+      for (u32 p = 0; p < copied_parts; p++) {
+        const uint2 low = codes[p][0][j].bytes(), high = codes[p][1][j].bytes();
 #pragma unroll
         for (u32 d = 0; d < digits_of_number; d++) {
           const uint2 digit = x.digits[p][j][d];
           if (j == group * copied_steps)
-            multiply_bytes(c[d], low.x, high.x, low.y, high.y, digit.x, digit.y, zeros);
+            multiply_bytes(c[p][d], low.x, high.x, low.y, high.y, digit.x, digit.y, zeros);
           else
-            multiply_bytes(c[d], low.x, high.x, low.y, high.y, digit.x, digit.y);
+            multiply_bytes(c[p][d], low.x, high.x, low.y, high.y, digit.x, digit.y);
         }
       }
+#pragma unroll
+    for (u32 p = 0; p < copied_parts; p++) {
       const float4 two = x.groups[p][group];
       const DigitGroup own[2] = {{two.x, two.y}, {two.z, two.w}};
 #pragma unroll
       for (u32 i = 0; i < 4; i++) {  // row g, then g + 8, each with rows 2 t and 2 t + 1 of x
-        const float low = fmaf(unshifted(c[1][i]), 256.0f, unshifted(c[0][i]));
-        sums[i] = with_group(sums[i], fmaf(unshifted(c[2][i]), 65536.0f, low), by[i / 2][group], own[i % 2]);
+        const Scaling by = {number_in(scales[p][i / 2], group), number_in(biases[p][i / 2], group)};
+        const float low = fmaf(unshifted(c[p][1][i]), 256.0f, unshifted(c[p][0][i]));
+        sums[p][i] = with_group(sums[p][i], fmaf(unshifted(c[p][2][i]), 65536.0f, low), by, own[i % 2]);
       }
     }
-    if (first_part + p >= all_parts) continue;
+  }
+#pragma unroll
+  for (u32 p = 0; p < copied_parts; p++)
 #pragma unroll
     for (u32 i = 0; i < 2; i++)
-      *reinterpret_cast<float2*>(parts + part * rows_of_part + (g + i * 8) * few_rows + 2 * t) = {sums[2 * i],
-                                                                                                  sums[2 * i + 1]};
-  }
+      if (first_part + p < all_parts)
+        *reinterpret_cast<float2*>(parts + (first_part + p) * rows_of_part + (g + i * 8) * few_rows + 2 * t) = {
+            sums[p][2 * i], sums[p][2 * i + 1]};
 }
 
 // Output r of a tile, r below tile_rows, of row `place` of x: whether it is there, and where.
@@ -136,7 +139,8 @@ struct OutputOfRows {
 };
 
 // `bits` is 0 where matrices of 4 and of 8 go together. Grid of blocks: blocks that go through tiles, fragments. A
-// warp for two parts of the columns. Dynamic memory: places for tiles, and twice the parts of `together` tiles.
+// warp for two parts of the columns. Dynamic memory: places for tiles, and
+// the parts of `together` tiles, twice if a block has more.
 template <u32 bits>
 DEV void rows_products(const RowsParams& params) {
   extern __shared__ uint4 room[];

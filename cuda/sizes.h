@@ -14,6 +14,7 @@ namespace moeflux::cuda {
 
 constexpr uint32_t lanes = 32;          // of a warp
 constexpr uint32_t row_threads = 256;   // of a block that goes through one row
+constexpr uint32_t norm_threads = 512;  // of one that makes a row, its norm and its digits
 constexpr uint32_t flat_threads = 256;  // of a block where every thread has a number of its own
 constexpr uint32_t head_warps = 4;      // of a block where every warp has a head of its own
 constexpr uint32_t max_warps = 32;      // of any block

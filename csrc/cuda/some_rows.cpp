@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint32_t bytes_of_chip = 1 << 10;  // of a block, by the chip
 constexpr uint32_t static_bytes = 1 << 10;   // that blocks have besides tiles and sums
+constexpr uint32_t any_tiles = 1 << 20;      // whoever has room for so many has it for fewer
 constexpr uint32_t most_sum_columns = 8192;  // of a row in shared memory
 
 bool is_in_sixteens(const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
@@ -28,18 +29,22 @@ struct RowsRoom {
 };
 std::optional<RowsRoom> rows_room(uint32_t columns, uint32_t bits, uint32_t tiles, uint32_t fragments,
                                   const Chip& chip) {
-  constexpr uint32_t usual_together = 2, enough = 3;  // tiles of a block
+  constexpr uint32_t most_at_once = 4, usual_together = 2;
   const uint32_t tile = copied_tile_bytes(columns / pack * bits, columns / part_columns * 4);
-  const uint32_t sums = 2 * (columns / part_columns) * tile_rows * few_rows * uint32_t{sizeof(float)};
-  for (uint32_t blocks = tiles * fragments > chip.multiprocessors ? 2 : 1; blocks > 0; --blocks) {
+  const uint32_t sums = columns / part_columns * tile_rows * few_rows * uint32_t{sizeof(float)};
+  const bool has_registers = 2 * divide_up(columns / part_columns, copied_parts) <= copied_warps;  // for two blocks
+  for (uint32_t blocks = has_registers && tiles * fragments > chip.multiprocessors ? 2 : 1; blocks > 0; --blocks) {
     const uint32_t all =
         std::min(chip.shared_bytes, chip.shared_bytes_of_multiprocessor / blocks - bytes_of_chip) - static_bytes;
     const uint32_t of_block = divide_up(tiles * fragments, chip.multiprocessors * blocks);
-    for (uint32_t together = std::min(usual_together, of_block); together > 0; --together) {
-      const uint32_t fit = all < together * sums ? 0 : std::min((all - together * sums) / tile, copied_places);
-      if (fit < (blocks > 1 ? std::min(of_block, enough) : together)) continue;
+    if (of_block <= most_at_once && of_block * (tile + sums) <= all)
+      return RowsRoom{of_block, of_block, of_block, of_block * (tile + sums)};
+    for (uint32_t together = usual_together; together > 0; --together) {
+      if (all < 2 * together * sums) continue;
+      const uint32_t fit = std::min((all - 2 * together * sums) / tile, copied_places);
       const uint32_t places = fit >= of_block ? of_block : std::bit_floor(fit);  // as the kernel has it
-      return RowsRoom{of_block, places, together, places * tile + together * sums};
+      if (places < together || (blocks > 1 && fit <= usual_together)) continue;
+      return RowsRoom{of_block, places, together, places * tile + 2 * together * sums};
     }
   }
   return std::nullopt;
@@ -125,7 +130,7 @@ void CudaCommands::make_digits(const MadeDigits& wanted, const RowsSource& sourc
   const DigitRoom to = {params.digits, params.groups, params.in_halves, 0};
   if (const auto* norm = std::get_if<RowsNorm>(&source)) {
     const NormParams& of = norm->params;
-    launch("norm_digits", {norm->n}, row_threads,
+    launch("norm_digits", {norm->n}, norm_threads,
            NormDigitsParams{.sum = norm->sum.value_or(CombineParams{}),
                             .to = to,
                             .x = of.x,
@@ -171,7 +176,8 @@ bool CudaCommands::may_be_rows(std::span<const Product> products, int64_t n) con
   return n <= int64_t{many_rows} &&
          (n <= int64_t{few_rows} || rows < int64_t{chip.multiprocessors} * many_warps * tile_rows) && chip.has(9) &&
          divide_up(first.columns, part_columns) <= copied_warps * copied_parts &&
-         rows_room(static_cast<uint32_t>(first.columns), static_cast<uint32_t>(first.format.bits), 2, 1, chip) &&
+         rows_room(static_cast<uint32_t>(first.columns), static_cast<uint32_t>(first.format.bits), any_tiles, 1,
+                   chip) &&
          std::ranges::all_of(products, [](const Product& product) {
            return is_aligned(product.matrix) && may_be_copied(product.matrix, 0);
          });

@@ -46,7 +46,7 @@ LISTED_VOCAB = 5000  # of several blocks of logits
 LAUNCHES_OF_STEP = {"hybrid": 36, "wide": 32}  # of the first, whose experts are read
 # Of the delta-net's layer, of attention's, before and behind, and of words that go from one memory to the other.
 MOST_LAUNCHES_OF_RESIDENT_STEP = 6 + 8 + 4 + 4
-MOST_LAUNCHES_OF_ROWS = 15 + 17 + 6 + 8  # likewise in a step of several sessions, with their surveys
+MOST_LAUNCHES_OF_ROWS = 15 + 17 + 6 + 10  # likewise in a step of several sessions: two batches, with their surveys
 
 Stores = Callable[[str], Path]
 

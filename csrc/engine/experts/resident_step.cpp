@@ -1,13 +1,17 @@
 #include "engine/experts/resident_step.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 namespace moeflux {
 namespace {
 
 constexpr int64_t few_tokens = 64;
-constexpr int64_t layers_of_batch = 4;
+
+// Of several tokens, each batch has twice as many layers as the one before: the device begins after one, and while it
+// computes some, the host records as many again and more.
+bool ends_batch(int64_t layer) { return std::has_single_bit(static_cast<uint64_t>(layer + 2)); }
 
 }  // namespace
 
@@ -43,8 +47,7 @@ void ResidentStep::run(const ExpertCall& call) {
   call.block.record_chosen(commands, call.scratch, call.n, slots_.store().experts(call.layer()), table.device,
                            slots_.matrices(call.layer(), 0));
   call.block.record_sum(commands, call.scratch, call.n);
-  if (call.n > few_tokens || (call.n > 1 && (call.layer() + 1) % layers_of_batch == 0))
-    call.recorder.defer(call.recorder.submit());
+  if (call.n > few_tokens || (call.n > 1 && ends_batch(call.layer()))) call.recorder.defer(call.recorder.submit());
   call.stats.expert_hits += call.n * call.block.per_token();
   call.stats.beside_seconds += call.laps.lap();
 }
