@@ -39,59 +39,32 @@ struct FewLogits {
 DEV void choose_of_few(const FewLogits& logits, u32 experts, u32 k, int* ids, float* values) {
   constexpr u32 most = few_experts / lanes;
   const u32 lane = lane_of();
-  u32 keys[most];
+  u32 keys[most], best = 0, own = 0;  // the lane's best, and which of its experts that is
 #pragma unroll
-  for (u32 j = 0; j < most; j++)
+  for (u32 j = most; j-- > 0;) {
     keys[j] = lane + j * lanes < experts ? max(u32(candidate(logits.of[j], 0) >> 32), 1u) : 0u;
+    if (keys[j] >= best) best = keys[j], own = j;
+  }
 #pragma unroll 1
   for (u32 place = 0; place < k; place++) {
-    u32 best = 0, id = few_experts;
+    bool is_chosen = best == warp_max(best);
+    const u32 id = lane + own * lanes;
+    if (count_bits(__ballot_sync(everyone, is_chosen)) > 1) {  // of the same logits the first
+      const u32 first = warp_min(is_chosen ? id : few_experts);
+      is_chosen = is_chosen && id == first;
+    }
+    if (is_chosen) {
+      ids[place] = int(id), values[place] = value_of(u64(best == 1 ? 0 : best) << 32);
+      const u32 taken = own;
+      best = 0;
 #pragma unroll
-    for (u32 j = 0; j < most; j++) best = max(best, keys[j]);
-    best = warp_max(best);
-#pragma unroll
-    for (u32 j = most; j-- > 0;)
-      if (keys[j] == best) id = lane + j * lanes;
-    id = warp_min(id);
-#pragma unroll
-    for (u32 j = 0; j < most; j++)
-      if (id == lane + j * lanes) keys[j] = 0;
-    if (lane == 0) ids[place] = int(id), values[place] = value_of(u64(best == 1 ? 0 : best) << 32);
+      for (u32 j = most; j-- > 0;) {
+        if (j == taken) keys[j] = 0;
+        if (keys[j] >= best) best = keys[j], own = j;
+      }
+    }
   }
   __syncwarp();
-}
-
-// The same by all threads of a block, which then know it. First each warp finds the best of `lanes` experts, then all
-// of them the best of these: a place is how many come before it.
-struct BestOfLanes {
-  u32 keys[few_experts];
-  int ids[few_experts];
-};
-DEV void choose_together(const float* logits, u32 experts, u32 k, BestOfLanes& best, int* ids, float* values) {
-  const u32 lane = lane_of(), count = (experts + lanes - 1) / lanes * k;
-#pragma unroll 1
-  for (u32 first = warp_of() * lanes; first < experts; first += blockDim.x) {
-    const u32 id = first + lane;
-    const u32 key = id < experts ? max(u32(candidate(logits[id], 0) >> 32), 1u) : 0u;
-    u32 place = count_bits(warp_peers(key) & ((1u << lane) - 1));
-#pragma unroll
-    for (u32 other = 0; other < lanes; other++) place += __shfl_sync(everyone, key, other) > key ? 1 : 0;
-    if (place < k) best.keys[first / lanes * k + place] = key, best.ids[first / lanes * k + place] = int(id);
-  }
-  __syncthreads();
-  constexpr u32 each = 4;  // threads of a key
-#pragma unroll 1
-  for (u32 base = 0; base < count; base += blockDim.x / each) {
-    const u32 own = min(base + threadIdx.x / each, count - 1), key = best.keys[own];
-    u32 place = 0;
-#pragma unroll 4
-    for (u32 other = threadIdx.x % each; other < count; other += each)
-      place += best.keys[other] > key || (best.keys[other] == key && other < own) ? 1 : 0;
-    place += __shfl_xor_sync(everyone, place, 1);
-    place += __shfl_xor_sync(everyone, place, 2);
-    if (place < k) ids[place] = best.ids[own], values[place] = value_of(u64(key == 1 ? 0 : key) << 32);
-  }
-  __syncthreads();
 }
 
 // What was chosen, to where it belongs: the probabilities among all take the place of the logits in `values`. A warp

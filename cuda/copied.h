@@ -54,15 +54,25 @@ struct TilePlaces {
     make_arrivals(arrivals, count);
 #endif
   }
+  // Whether a thread asks for a tile. Otherwise loads bring it, for which all warps are wanted.
+#if defined(MOEFLUX_COPIES)
+  static constexpr bool one_asks = true;
+#else
+  static constexpr bool one_asks = false;
+#endif
   // Tiles `begin` to `end` - 1, of which rows_of(i) are the rows. All threads. Each tile has a warp that asks for it,
   // because lanes of one warp would ask one after the other.
   template <class RowsOf>
   DEV void bring(u32 begin, u32 end, RowsOf rows_of) const {
-    const u32 warps = blockDim.x / lanes;
+    bring(begin, end, rows_of, warp_of(), blockDim.x / lanes);
+  }
+  // The same by `warps` warps, of which the caller's is `warp`.
+  template <class RowsOf>
+  DEV void bring(u32 begin, u32 end, RowsOf rows_of, u32 warp, u32 warps) const {
 #if defined(MOEFLUX_COPIES)
     if (lane_of() > 0) return;
 #pragma unroll 1
-    for (u32 i = begin + warps - 1 - warp_of(); i < end; i += warps) {
+    for (u32 i = begin + warps - 1 - warp; i < end; i += warps) {
       const TileRows from = rows_of(i);
       const TileShape& shape = from.shape;
       const u32 of_each = from.second.codes ? tile_rows / 2 : tile_rows, here = min(of_each, from.rows - from.first);
@@ -95,7 +105,7 @@ struct TilePlaces {
       const TileRows from = rows_of(i);
       const TileShape& shape = from.shape;
       const u32 of_each = from.second.codes ? tile_rows / 2 : tile_rows;
-      for (u32 r = warp_of(); r < tile_rows; r += warps) {  // one behind the last is taken to be the last
+      for (u32 r = warp; r < tile_rows; r += warps) {  // one behind the last is taken to be the last
         const StoredMatrix& matrix = r < of_each ? from.matrix : from.second;
         const u32 row = min(from.first + r % of_each, from.rows - 1);
         const u8* codes = matrix.codes + u64(row) * shape.row_bytes;
@@ -286,8 +296,18 @@ DEV void parts_of_tile(const u8* tile, const LaneOfTile<bits>& at, u32 number, c
 
 // The sum of a row's parts, in their order. `parts`: [part][row of the tile].
 DEV float sum_of_parts(const float* parts, u32 count, u32 row) {
+  constexpr u32 together = 8;  // that are loaded before any is added
   float total = 0.0f;
-#pragma unroll 4
-  for (u32 part = 0; part < count; part++) total += parts[part * tile_rows + row];
+  u32 part = 0;
+#pragma unroll 1
+  for (; part + together <= count; part += together) {
+    float some[together];
+#pragma unroll
+    for (u32 j = 0; j < together; j++) some[j] = parts[(part + j) * tile_rows + row];
+#pragma unroll
+    for (u32 j = 0; j < together; j++) total += some[j];
+  }
+#pragma unroll 1
+  for (; part < count; part++) total += parts[part * tile_rows + row];
   return total;
 }

@@ -122,7 +122,7 @@ struct DeltaLoad {
                       : 0.0f;
     }
     gates = {};
-    if (threadIdx.x >= count) return;
+    if (threadIdx.x >= count || params.q_kept) return;  // a warp makes them with the norms
     const u64 gate = u64(first + threadIdx.x) * params.value_heads + head;
     gates = params.gates.alpha ? gates_at(params.gates, gate) : Gates{params.decay[gate], params.beta[gate]};
     if (params.gates.alpha && blockIdx.x == 0) keep_gates(params.gates, gate, gates);
@@ -191,6 +191,19 @@ DEV float take_token(const DeltaTokens<quads>& tokens, u32 token, float value, f
   return row_sum(read);
 }
 
+// What the gates of one row are made of, by a warp that has nothing to do while others make norms.
+struct GateLoad {
+  static constexpr u32 warp = 2;  // norm_token has those before
+  float a_log, dt_bias, alpha, b;
+
+  // Weights, which nobody writes.
+  DEV void load_weights(const DeltaGatesParams& params, u32 head) {
+    a_log = params.a_log[head], dt_bias = params.dt_bias[head];
+  }
+  DEV void load(const DeltaGatesParams& params, u32 head) { alpha = params.alpha[head], b = params.b[head]; }
+  DEV Gates gates() const { return gates_of(a_log, dt_bias, alpha, b); }
+};
+
 // Eight lanes have a row of a head's state in registers. They take that through all rows of the call, one by one, so
 // the size of a chunk changes nothing. Tokens come to shared memory some at a time, and the next ones are loaded before
 // those are taken. `quads` are the fours of numbers that a lane has room for. Grid of blocks: delta_values rows of the
@@ -206,7 +219,11 @@ DEV void gated_delta(const DeltaParams& all) {
     state += (u64(blockIdx.y) * all.value_dim + blockIdx.x * delta_values) * all.key_dim;
     for (u32 i = threadIdx.x * 32; i < rows * all.key_dim; i += blockDim.x * 32) prefetch_line(state + i);
   }
+  GateLoad gate = {};
+  const bool makes_gates = all.q_kept && warp_of() == GateLoad::warp;
+  if (makes_gates) gate.load_weights(all.gates, blockIdx.y);
   wait_for_previous();
+  if (makes_gates) gate.load(all.gates, blockIdx.y);
   DeltaParams params = all;
   if (all.sessions) {
     const u64 of = blockIdx.z;
@@ -236,6 +253,10 @@ DEV void gated_delta(const DeltaParams& all) {
   if (params.q_kept) {
     __syncthreads();
     norm_token(params, head, tokens[0]);
+    if (makes_gates && lane_of() == 0) {
+      tokens[0].gates[0] = gate.gates();
+      if (blockIdx.x == 0) keep_gates(params.gates, head, tokens[0].gates[0]);
+    }
     if (threadIdx.x < delta_values && first_row + threadIdx.x < params.value_dim)
       params.v_kept[head * params.v_head_stride + first_row + threadIdx.x] = next.values[0];
   }

@@ -8,7 +8,6 @@
 
 struct RoutedShared {
   DigitStage stages[copied_warps];
-  BestOfLanes best;
   float chosen[lanes];
   int ids[lanes];
   u64 slots[few_experts];
@@ -16,8 +15,8 @@ struct RoutedShared {
 };
 
 // Every block finds the router's choice for itself; one keeps it. Grid of blocks: blocks that go through tiles of
-// eight outputs of each matrix, places of the choice. A warp for two parts of the columns, and one besides.
-// Dynamic memory as for row_products.
+// eight outputs of each matrix, places of the choice. A warp for two parts of the columns, whose digits it makes while
+// one besides chooses and asks for the first tiles. Dynamic memory as for row_products.
 template <u32 bits>
 DEV void routed_gate_up(const RoutedParams& all) {
   extern __shared__ uint4 room[];
@@ -40,21 +39,31 @@ DEV void routed_gate_up(const RoutedParams& all) {
   float numbers[pack];
   RowPart x[copied_parts];
   const LaneOfTile<bits> own(shape, warp * copied_parts, all_parts);
-  pack_of_part(params.x, min(warp * copied_parts + lane / (lanes / 2), all_parts - 1), numbers);
-  choose_together(all.route.logits, all.route.experts, all.route.k, shared.best, shared.ids, shared.chosen);
-  const u32 expert = u32(shared.ids[place]);
-  const u8* slot = params.slots + shared.slots[expert];
-  const StoredMatrix gate = matrix_of(slot, params.matrix), raised = matrix_of(slot, params.second);
+  const auto slot_of_choice = [&] { return params.slots + shared.slots[u32(shared.ids[place])]; };
   const auto rows_of = [&](u32 i) {
-    return TileRows{shape, gate, raised, (blockIdx.x + i * gridDim.x) * outputs, params.rows};
+    const u8* slot = slot_of_choice();
+    return TileRows{shape, matrix_of(slot, params.matrix), matrix_of(slot, params.second),
+                    (blockIdx.x + i * gridDim.x) * outputs, params.rows};
   };
+  const u32 first_asked = tiles.one_asks ? min(all.places, count) : 0;
+  if (warp < last_warp) {
+    pack_of_part(params.x, min(warp * copied_parts + lane / (lanes / 2), all_parts - 1), numbers);
+    make_parts(numbers, shared.stages[warp], x);
+  } else {
+    FewLogits logits;
+    logits.load(all.route.logits, all.route.experts);
+    choose_of_few(logits, all.route.experts, all.route.k, shared.ids, shared.chosen);
+    tiles.bring(0, first_asked, rows_of, 0, 1);
+  }
+  __syncthreads();
+  const u32 expert = u32(shared.ids[place]);
+  const u8* slot = slot_of_choice();
 #pragma unroll 1
-  for (u32 base = 0, half = 0, asked = 0; base < count; base += all.together, half ^= 1) {
+  for (u32 base = 0, half = 0, asked = first_asked; base < count; base += all.together, half ^= 1) {
     const u32 here = min(all.together, count - base), end = min(base + all.places, count);
     float* of_half = sums + half * all.together * of_tile;
     tiles.bring(asked, end, rows_of);
     asked = end;
-    if (base == 0 && warp < last_warp) make_parts(numbers, shared.stages[warp], x);
     if (base == 0 && warp == last_warp && blockIdx.x == 0 && place == 0) {
       FewLogits logits;
       logits.load(all.route.logits, all.route.experts);

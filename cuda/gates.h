@@ -13,9 +13,12 @@ struct Gates {
   float decay;
   float beta;
 };
+DEV Gates gates_of(float a_log, float dt_bias, float alpha, float b) {
+  return {expf(-expf(a_log) * softplus(alpha + dt_bias)), sigmoid(b)};
+}
 DEV Gates gates_at(const DeltaGatesParams& params, u64 i) {
   const u32 head = u32(i % params.heads);
-  return {expf(-expf(params.a_log[head]) * softplus(params.alpha[i] + params.dt_bias[head])), sigmoid(params.b[i])};
+  return gates_of(params.a_log[head], params.dt_bias[head], params.alpha[i], params.b[i]);
 }
 DEV void keep_gates(const DeltaGatesParams& params, u64 i, const Gates& gates) {
   params.decay[i] = gates.decay;

@@ -387,7 +387,8 @@ struct DeltaParams {
   float* const* sessions;  // the state of each row, if each is of another session, and n is 1; else null
   float* out;
   DeltaGatesParams gates;  // of n rows, if decay and beta are not made yet; else alpha is null
-  // Of one row, if heads of queries and keys had no norm yet: where q, k and v belong, which are elsewhere. Else null.
+  // Of one row whose gates are not made yet, if heads of queries and keys had no norm either: where q, k and v belong,
+  // which are elsewhere. Else null.
   float* q_kept;
   float* k_kept;
   float* v_kept;

@@ -36,6 +36,10 @@ def test_softmax_routing_gives_ties_to_the_earlier_expert(run: GpuOps) -> None:
     ids, weights = run.route_softmax(logits, 5, normalize=True)
     assert ids.tolist() == [[1, 3, 5, 2, 6], [0, 1, 2, 3, 4]]
     assert np.allclose(weights[1], 0.2, rtol=1e-6)
+    # Of more experts than a warp has lanes.
+    few = np.arange(70, dtype=np.float32)[None] % 3
+    ids, _ = run.route_softmax(few, 30, normalize=True)
+    assert ids.tolist() == [[*range(2, 70, 3), *range(1, 22, 3)]]
 
 
 @pytest.mark.parametrize(("experts", "k"), [(1, 1), (5, 5), (128, 8)])
