@@ -105,22 +105,6 @@ DEV void prefetch_rows(const AttentionParams& params, const u8* rows, u32 kv_hea
 
 // ---- A chunk --------------------------------------------------------------------------------------------------------
 
-// 32 sums over the lanes of a warp, of which lane l gets that of number l. The pairs that are added are a butterfly's.
-DEV float sums_of_lanes(float (&x)[lanes]) {
-  const u32 lane = lane_of();
-#pragma unroll
-  for (u32 half = lanes / 2; half > 0; half /= 2) {
-    const bool is_upper = lane & half;
-#pragma unroll
-    for (u32 i = 0; i < lanes / 2; i++) {
-      if (i >= half) break;
-      const float sent = is_upper ? x[i] : x[i + half], kept = is_upper ? x[i + half] : x[i];
-      x[i] = kept + __shfl_xor_sync(everyone, sent, half);
-    }
-  }
-  return x[0];
-}
-
 // Adds keys[...] . queries[...] of `dim` numbers, each lane every 32nd.
 template <typename T>
 DEV void add_products(const T* const (&keys)[chunk_of_warp], const float* queries, u32 dim,

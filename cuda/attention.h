@@ -17,6 +17,22 @@ DEV Joint join(float& highest, float& total, float more_highest, float more_tota
 }
 DEV float joined(float value, float more, float before, float after) { return fmaf(value, before, more * after); }
 
+// 32 sums over the lanes of a warp, of which lane l gets that of number l. The pairs that are added are a butterfly's.
+DEV float sums_of_lanes(float (&x)[lanes]) {
+  const u32 lane = lane_of();
+#pragma unroll
+  for (u32 half = lanes / 2; half > 0; half /= 2) {
+    const bool is_upper = lane & half;
+#pragma unroll
+    for (u32 i = 0; i < lanes / 2; i++) {
+      if (i >= half) break;
+      const float sent = is_upper ? x[i] : x[i + half], kept = is_upper ? x[i + half] : x[i];
+      x[i] = kept + __shfl_xor_sync(everyone, sent, half);
+    }
+  }
+  return x[0];
+}
+
 // Where a part of a query is kept: the weighted values, and behind those of all queries the highest score and the sum
 // of the weights.
 struct PlaceOfPart {

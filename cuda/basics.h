@@ -219,12 +219,17 @@ DEV void prefetch_bytes(const void* p, u32 bytes) {
 #define MOEFLUX_COPIES
 DEV u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 // A thread makes the barriers; the others see them after the block's next barrier.
-DEV void make_arrivals(u64* arrivals, u32 count) {
+// `arriving` threads arrive at each.
+DEV void make_arrivals(u64* arrivals, u32 count, u32 arriving) {
 #pragma unroll 1
   for (u32 i = 0; i < count; i++)
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(arrivals + i)) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(arrivals + i)), "r"(arriving) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// When all that the thread has copied by sixteen bytes is there.
+DEV void arrive_with_copies(u64* arrival) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(arrival)) : "memory");
 }
 // By the thread that asks for them. What it has stored is there, too, when all has come.
 DEV void expect_bytes(u64* arrival, u32 bytes) {

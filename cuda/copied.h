@@ -48,10 +48,10 @@ struct TilePlaces {
   DEV u8* place(u32 i) const { return first + (i & mask) * bytes; }
   DEV u8* end() const { return first + count * bytes; }
 
-  // By one thread, before a barrier of the block.
-  DEV void prepare() const {
+  // By one thread, before a barrier of the block. So many threads arrive for each tile.
+  DEV void prepare(u32 arriving = 1) const {
 #if defined(MOEFLUX_COPIES)
-    make_arrivals(arrivals, count);
+    make_arrivals(arrivals, count, arriving);
 #endif
   }
   // Whether a thread asks for a tile. Otherwise loads bring it, for which all warps are wanted.
@@ -294,10 +294,9 @@ DEV void parts_of_tile(const u8* tile, const LaneOfTile<bits>& at, u32 number, c
   if (at.has_second) parts[at.sum + tile_rows] = out[1];
 }
 
-// The sum of a row's parts, in their order. `parts`: [part][row of the tile].
-DEV float sum_of_parts(const float* parts, u32 count, u32 row) {
+// The sum of a row's parts, in their order, and before them what there is. `parts`: [part][row of the tile].
+DEV float sum_of_parts(const float* parts, u32 count, u32 row, float total = 0.0f) {
   constexpr u32 together = 8;  // that are loaded before any is added
-  float total = 0.0f;
   u32 part = 0;
 #pragma unroll 1
   for (; part + together <= count; part += together) {

@@ -67,10 +67,32 @@ extern "C" __global__ void rms_norm_heads(const HeadParams params) {
   const Head at = head_of(params);
   if (!at.is_there) return;
   float* x = params.x + u64(at.row) * params.row_stride + at.head * params.head_stride;
-  const float factor = head_factor(x, params.dim, params.eps);
-  for (u32 i = lane_of(); i < params.dim; i += lanes) {
-    const float normed = x[i] * factor;
-    x[i] = (params.weight ? normed * params.weight[i] : normed) * params.scale;
+  constexpr u32 together = 16;  // numbers that are loaded before any is used
+  float squares = 0.0f;         // as head_factor has them: zeros behind the last number add nothing
+#pragma unroll 1
+  for (u32 first = lane_of(); first < params.dim; first += together * lanes) {
+    float numbers[together];
+#pragma unroll
+    for (u32 j = 0; j < together; j++) numbers[j] = first + j * lanes < params.dim ? x[first + j * lanes] : 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < together; j++) squares = fmaf(numbers[j], numbers[j], squares);
+  }
+  const float factor = 1.0f / sqrtf(warp_sum(squares) / float(params.dim) + params.eps);
+#pragma unroll 1
+  for (u32 first = lane_of(); first < params.dim; first += together * lanes) {
+    float numbers[together], weights[together];
+#pragma unroll
+    for (u32 j = 0; j < together; j++) {
+      const u32 i = first + j * lanes;
+      numbers[j] = i < params.dim ? x[i] : 0.0f;
+      weights[j] = params.weight && i < params.dim ? params.weight[i] : 0.0f;
+    }
+#pragma unroll
+    for (u32 j = 0; j < together; j++) {
+      const float normed = numbers[j] * factor;
+      if (first + j * lanes < params.dim)
+        x[first + j * lanes] = (params.weight ? normed * weights[j] : normed) * params.scale;
+    }
   }
 }
 

@@ -34,14 +34,17 @@ DEV void matmul_one(const OneRowParams& params) {
   outputs_of_one<bits, steps>(stored, count, shared, rows_of, x_when_there, out);
 }
 
-// The same for the products of a batch, each a tile of a block. Grid of blocks: tiles of rows, 1, products.
+// The same for the products of a batch. If rows are short, each warp has a tile; else each block. Grid of blocks: tiles
+// of rows, 1, products.
 template <u32 bits, u32 steps>
 DEV void matmul_each(const ProductParams& params) {
   __shared__ OneRow shared;
   let_next_come();
   const Storage stored = storage_of(params);
   const u64 above = u64(blockIdx.z) * params.batch_rows;  // rows of the stack that belong to other products
-  const u32 g = lane_of() / 4, first = blockIdx.x * tile_rows;
+  const bool is_short = stored.parts() <= short_parts;
+  const u32 g = lane_of() / 4, t = lane_of() % 4;
+  const u32 first = (is_short ? blockIdx.x * (blockDim.x / lanes) + warp_of() : blockIdx.x) * tile_rows;
   const auto rows_of = [&](u32) {
     TwoRows<bits> rows;
     rows.set(0, stored, params.matrix, above + min(first + g, params.rows - 1));
@@ -55,7 +58,22 @@ DEV void matmul_each(const ProductParams& params) {
     wait_for_previous();
     return RowOfX{params.x + blockIdx.z * params.x_batch, nullptr, 1.0f, nullptr};
   };
-  outputs_of_one<bits, steps>(stored, 1, shared, rows_of, x_when_there, out);
+  if (!is_short) return outputs_of_one<bits, steps>(stored, 1, shared, rows_of, x_when_there, out);
+  TwoRows<bits> rows = rows_of(0);
+  if (t & 1) rows.scales[0] = rows.scales[1], rows.biases[0] = rows.biases[1];
+  const auto count_of = [&](u32 part) { return min(part_steps, stored.steps() - part * part_steps); };
+  PartOfRows<bits, steps> next;
+  next.load(rows, stored, 0, count_of(0), true, false);
+  bring_digits(x_when_there(), stored, 0, stored.steps(), shared);
+  __syncthreads();
+  float total = 0.0f;
+#pragma unroll 1
+  for (u32 part = 0; part < stored.parts(); part++) {
+    const PartOfRows<bits, steps> now = next;
+    if (part + 1 < stored.parts()) next.load(rows, stored, (part + 1) * part_steps, count_of(part + 1), true, false);
+    total += part_of_one<bits, steps>(now, stored, part * part_steps, count_of(part), shared);
+  }
+  if (t < 2) out(0, g + t * 8, total);
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------

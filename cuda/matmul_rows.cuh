@@ -67,5 +67,5 @@ FOR_ALL_FORMATS(FEW_KERNEL)
   KERNEL(matmul_most_##name, ProductParams, (many_threads, most_blocks), (matmul_many<bits, steps, most_fragments>))
 FOR_KNOWN_FORMATS(MANY_KERNEL)
 
-KERNEL(matmul_each_0, ProductParams, (plain_warps * lanes), (matmul_plain<0, plain_outputs, 1>))
+KERNEL(matmul_each_0, ProductParams, (row_threads), matmul_plain_row)
 KERNEL(matmul_few_0, ProductParams, (plain_warps * lanes), (matmul_plain<0, plain_outputs, plain_rows>))

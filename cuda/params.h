@@ -196,7 +196,7 @@ struct ProductParams {
   uint32_t out_stride;
   uint32_t group_steps;  // steps of a group of columns
   uint32_t number;       // one of number_...
-  uint32_t tiles;        // of all matrices, if x has digits
+  uint32_t tiles;        // of all matrices, if x has digits; outputs of a block, if x is a row without digits
 };
 
 // One row of x, and matrices of one format. Those behind the last have their first tile at the end. With it may go the
@@ -225,8 +225,8 @@ struct OneRowParams {
   // In shared memory, if tiles are there:
   uint32_t bits[most_outputs];
   uint32_t places;
-  uint32_t together;  // tiles whose sums are made together
-  uint32_t nothing;
+  uint32_t together;    // tiles whose sums are made together
+  uint32_t tile_parts;  // of the columns, that a tile has; 0: all
 };
 
 struct EmbedParams {
@@ -387,8 +387,7 @@ struct DeltaParams {
   float* const* sessions;  // the state of each row, if each is of another session, and n is 1; else null
   float* out;
   DeltaGatesParams gates;  // of n rows, if decay and beta are not made yet; else alpha is null
-  // Of one row whose gates are not made yet, if heads of queries and keys had no norm either: where q, k and v belong,
-  // which are elsewhere. Else null.
+  // Of one row without gates and norms of queries and keys: where q, k and v belong, which are elsewhere. Else null.
   float* q_kept;
   float* k_kept;
   float* v_kept;

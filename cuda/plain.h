@@ -86,3 +86,74 @@ DEV void matmul_plain(const ProductParams& params) {
       if (row < params.n && first + o < params.rows) out[u64(row) * params.out_stride + first + o] = result[r][o];
     }
 }
+
+// ---- One row of x ---------------------------------------------------------------------------------------------------
+
+// The chain of a pack that is aligned to sixteen bytes. The words of two elements are loaded together.
+DEV float chain_of_pack(const u8* elements, const float* x, u32 number) {
+  const uint4* from = reinterpret_cast<const uint4*>(elements);
+  const float4* of_x = reinterpret_cast<const float4*>(x);
+  const uint4 low = from[0], high = number == number_f32 ? from[1] : low;
+  const float4 first = of_x[0], second = of_x[1];
+  const u32 words[pack] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  const float numbers[pack] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+  float sum = 0.0f;
+#pragma unroll
+  for (u32 i = 0; i < pack; i++) {
+    const u16 half = u16(words[i / 2] >> (i % 2 * 16));
+    const float weight = number == number_f32    ? __uint_as_float(words[i])
+                         : number == number_bf16 ? bf16(half)
+                                                 : f16(half);
+    sum = fmaf(weight, numbers[i], sum);
+  }
+  return sum;
+}
+
+// As add_plain, bit for bit, by a block: what add_plain has in a loop of one warp, its warps make side by side. `tiles`
+// are the outputs of a block. Grid of blocks: blocks of outputs, 1, the products of a batch.
+DEV void matmul_plain_row(const ProductParams& params) {
+  constexpr u32 warps = row_threads / lanes, turns = 32;  // packs of a lane, whose sums are in shared memory together
+  __shared__ float sums[turns * plain_outputs][lanes];
+  begin_kernel();
+  const u32 lane = lane_of(), warp = warp_of(), outputs = params.tiles, first = blockIdx.x * outputs;
+  const u32 columns = params.columns, all = (columns + lanes * pack - 1) / (lanes * pack);
+  const u32 bytes = bytes_of(params.number);
+  const float* x = params.x + blockIdx.z * params.x_batch;
+  const u8* matrix = params.matrix.codes + u64(blockIdx.z) * params.batch_rows * columns * bytes;
+  const bool in_sixteens =
+      columns % pack == 0 && reinterpret_cast<u64>(params.matrix.codes) % 16 == 0 && reinterpret_cast<u64>(x) % 16 == 0;
+  const auto column_of = [&](u32 turn) { return (turn * lanes + lane) * pack; };
+  float total = 0.0f;
+#pragma unroll 1
+  for (u32 base = 0; base < all; base += turns) {
+    const u32 here = min(turns, all - base);
+    const auto row_of = [&](u32 unit) { return u64(min(first + unit / here, params.rows - 1)) * columns; };
+    if (base > 0) __syncthreads();
+    if (in_sixteens) {
+#pragma unroll 4
+      for (u32 unit = warp; unit < here * outputs; unit += warps) {
+        const u32 column = min(column_of(base + unit % here), columns - pack);
+        sums[unit][lane] = chain_of_pack(matrix + (row_of(unit) + column) * bytes, x + column, params.number);
+      }
+    } else {
+#pragma unroll 1
+      for (u32 unit = warp; unit < here * outputs; unit += warps) {
+        float sum = 0.0f;
+        const u32 column = column_of(base + unit % here);
+#pragma unroll 1
+        for (u32 i = column; i < min(column + pack, columns); i++)
+          sum = fmaf(number_at(matrix, row_of(unit) + i, params.number), x[i], sum);
+        sums[unit][lane] = sum;
+      }
+    }
+    __syncthreads();
+    if (warp < outputs) {
+#pragma unroll 4
+      for (u32 turn = 0; turn < here; turn++)
+        if (column_of(base + turn) < columns) total += sums[warp * here + turn][lane];
+    }
+  }
+  total = warp_sum(total);
+  if (warp < outputs && lane == 0 && first + warp < params.rows)
+    params.out[blockIdx.z * params.out_batch + first + warp] = total;
+}

@@ -36,6 +36,7 @@ constexpr uint32_t few_slab_steps = 64;  // whose digits are in shared memory to
 constexpr uint32_t few_step_bytes = few_rows * digits_of_number * step_columns;  // of digits
 constexpr uint32_t many_warps = 4;     // of a block that takes many rows of x: each has a tile of its own
 constexpr uint32_t slab_parts = 64;    // of one row of x, that are in shared memory together
+constexpr uint32_t short_parts = 8;    // of one row of x in a batch, of which a warp takes all
 constexpr uint32_t one_warps = 16;     // of a block that multiplies one row of x, at most
 constexpr uint32_t most_outputs = 4;   // matrices that rows are multiplied with in one launch
 constexpr uint32_t plain_outputs = 4;  // of a warp, in products of plain elements, and of codes that become f32
@@ -125,6 +126,20 @@ __host__ __device__
 #endif
     constexpr uint32_t attention_buffer_bytes(uint32_t dim, uint32_t number_bytes) {
   return attention_chunk * (dim * number_bytes + 2);
+}
+
+// Attention of one row over latents: shared memory of a block, that has the queries of many heads and a chunk.
+constexpr uint32_t latent_dim = 512;     // that there is a kernel for
+constexpr uint32_t latent_pe_dim = 64;   // of the keys' positional parts
+constexpr uint32_t latent_queries = 32;  // of a block
+constexpr uint32_t latent_threads = 512;
+constexpr uint32_t latent_own_bytes = 10 << 10;  // besides
+constexpr uint32_t latent_query_bytes = latent_queries * (latent_dim + latent_pe_dim) * 4;
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+__host__ __device__
+#endif
+    constexpr uint32_t latent_bytes(uint32_t number_bytes) {
+  return latent_query_bytes + attention_chunk * ((latent_dim + latent_pe_dim) * number_bytes + 4);
 }
 
 // Bytes of a tile in shared memory: sixteen rows of codes, and of their scales and biases.

@@ -24,6 +24,16 @@ bool rows_may_be_copied(const gpu::AttentionTask& task) {
          std::ranges::all_of(task.k.blocks, is_aligned);
 }
 
+// Whether there is a kernel that takes many heads through a chunk of latents.
+bool are_latents(const gpu::AttentionTask& task) {
+  const auto is_aligned = [](const View& block) {
+    return !block || reinterpret_cast<uintptr_t>(block.bytes()) % 16 == 0;
+  };
+  return task.q.dim == int64_t{latent_dim} && task.q_pe.dim == int64_t{latent_pe_dim} && task.kv_heads == 1 &&
+         task.k.offset == task.v.offset && task.window == 0 && !task.sinks && task.k.offset % 16 == 0 &&
+         task.k_pe.offset % 16 == 0 && std::ranges::all_of(task.k.blocks, is_aligned);
+}
+
 // Of a block that takes a row's queries through a part.
 uint32_t copied_bytes(const AttentionParams& params, size_t number_bytes) {
   return (params.part_chunks > 1 ? attention_span_buffers : attention_row_buffers) *
@@ -149,8 +159,17 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
   params.part_count = in_parts ? static_cast<uint32_t>(count) : 0;
   const uint32_t row_bytes = copied_bytes(params, dtype_bytes(task.k.dtype));
   const bool is_row = in_parts && n == 1 && is_copied && chip.shared_bytes >= attention_row_own_bytes + row_bytes;
-  const AttentionOutput output = {is_row ? copied_kind : kind, params,       tiles, false,
-                                  is_row ? row_bytes : 0,      {params.rows}};
+  AttentionOutput output = {is_row ? copied_kind : kind, params, tiles, false, is_row ? row_bytes : 0, {params.rows}};
+  const auto chunk_bytes = latent_bytes(static_cast<uint32_t>(dtype_bytes(task.k.dtype)));
+  if (in_parts && n == 1 && params.part_chunks == 1 && are_latents(task) &&
+      chip.shared_bytes >= latent_own_bytes + chunk_bytes)
+    output = {concat("latent_", gpu::type_of(task.k)),
+              params,
+              divide_up(heads, latent_queries),
+              false,
+              chunk_bytes,
+              {params.rows},
+              true};
   if (!takes_attention(output)) wait_with(output);
 }
 
@@ -158,7 +177,7 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
 bool CudaCommands::are_spans(const AttentionOutput& output, int64_t sessions, uint32_t part_count) const {
   const AttentionParams& params = output.params;
   const Chip& chip = launches_.chip();
-  return sessions > 1 && params.part_chunks == 1 &&
+  return sessions > 1 && !output.has_latents && params.part_chunks == 1 &&
          chip.shared_bytes >= attention_row_own_bytes + bytes_of_span(output.row_bytes) &&
          sessions * output.tiles * params.kv_heads * (part_count / span_chunks) >= chip.multiprocessors;
 }
@@ -180,9 +199,12 @@ void CudaCommands::launch_attention(const AttentionOutput& output) {
   if (params.part_count == 0)
     return launch("attention_" + output.kind, {output.tiles, params.kv_heads}, attention_threads, params, shared);
   params.parts = room<float>(parts, sessions * part_bytes(params) * params.n);
-  launch(concat("attention_", row_bytes ? "row_" : "", params.part_chunks == 1 ? "chunks_" : "spans_", output.kind),
-         {output.tiles, sessions * params.kv_heads, params.part_count}, attention_threads, params,
-         row_bytes ? row_bytes : shared);
+  if (output.has_latents)
+    launch("attention_" + output.kind, {output.tiles, sessions, params.part_count}, latent_threads, params, row_bytes);
+  else
+    launch(concat("attention_", row_bytes ? "row_" : "", params.part_chunks == 1 ? "chunks_" : "spans_", output.kind),
+           {output.tiles, sessions * params.kv_heads, params.part_count}, attention_threads, params,
+           row_bytes ? row_bytes : shared);
   const int64_t count = params.part_count;
   const int64_t spans = count / (span_chunks / params.part_chunks) + 2;
   launch("attention_merge", {params.heads * divide_up(params.dim, merge_numbers), params.n, sessions}, merge_threads,

@@ -206,6 +206,7 @@ class CudaCommands : public Commands {
     bool has_large_tiles;  // of many rows
     uint32_t row_bytes;    // of shared memory where that has the keys and values of one row's parts; else 0
     std::vector<const CachedRows*> sessions;
+    bool has_latents = false;  // keys and values at once, and tiles of many heads
   };
   struct Appended {
     std::string kernel;
@@ -293,8 +294,10 @@ class CudaCommands : public Commands {
     uint32_t together;
     uint32_t threads;
     uint32_t bytes;
+    uint32_t tile_parts = 0;  // of the columns, that a tile has, if it has not all
   };
   std::optional<CopiedRoom> copied_room(uint32_t columns, uint32_t bits, uint32_t tiles) const;
+  std::optional<CopiedRoom> wide_room(uint32_t columns, uint32_t bits, uint32_t tiles, uint32_t pairs) const;
   bool launch_copied(const RowProduct& product, OneRowParams& params);
   RowProduct* waiting_products();
   static RouteParams route_params(const RouteArgs& args);

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "cuda/stored_matrices.h"
+#include "cuda/wide.h"
 #include "gpu/products.h"
 
 namespace moeflux::cuda {
@@ -122,6 +123,13 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
     params.groups = made_groups;
   }
   const uint32_t tiles = divide_up(matrix.rows, second.matrix ? tile_rows / 2 : tile_rows);
+  if (lists.rows == 1 && are_wide(matrix.rows, matrix.columns) && may_be_copied(matrix, base) && aligned &&
+      (!second.matrix || may_be_copied(*second.matrix, base)) && reinterpret_cast<uintptr_t>(params.x) % 16 == 0) {
+    const auto bits = static_cast<uint32_t>(matrix.format.bits);
+    if (const std::optional<CopiedRoom> room = wide_room(params.columns, bits, tiles, blocks))
+      return launch(concat(name, "_wide_", bits), {divide_up(tiles, room->of_block), blocks}, room->threads,
+                    WideExpertParams{params, room->tile_parts, room->places, room->together, 0}, room->bytes);
+  }
   if (lists.rows > 1 && lists.rows <= few_rows && is_known(matrix.format) && (aligned || matrix.format.is_mxfp4()))
     return launch(kernel, {divide_up(tiles, few_warps), blocks}, few_warps * lanes, params, few_bytes(matrix));
   // Where each block has a pair, the digits of its row serve as many tiles as leave every processor its blocks.

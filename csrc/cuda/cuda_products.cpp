@@ -157,7 +157,7 @@ void CudaCommands::multiply_row(std::span<const Product> products) {
                          .bits = {},
                          .places = 0,
                          .together = 0,
-                         .nothing = 0};
+                         .tile_parts = 0};
   bool aligned = true;
   for (size_t i = 0; i < products.size(); ++i) {
     const Product& product = products[i];
@@ -235,10 +235,19 @@ void CudaCommands::multiply(std::span<const Product> products, int64_t n, bool t
   if (rows == many_rows && blocks_of() < processors) rows = few_rows;
   const std::string kernel =
       concat(rows == 1 ? "matmul_each_" : concat("matmul", kind_of(rows)), format_name(m.format, aligned));
+  if (!m.format.is_quantised() && rows == 1) {  // of a small matrix, such as a router's, each output has a block
+    params.tiles = m.rows * count > 4 * int64_t{launches_.chip().multiprocessors} ? plain_outputs : 1;
+    return launch(kernel, {divide_up(m.rows, params.tiles), 1, count}, row_threads, params);
+  }
   if (!has_digits(m.format))
     return launch(kernel, {divide_up(m.rows, plain_outputs_of(m.format, rows)), divide_up(n, rows), count},
                   plain_warps * lanes, params);
-  if (rows == 1) return launch(kernel, {tiles, 1, count}, product_threads(m.columns), params);
+  if (rows == 1) {
+    const bool is_short = divide_up(m.columns, part_columns) <= short_parts;
+    const uint32_t warps = is_short ? std::min(product_warps, tiles) : 1;
+    return launch(kernel, {divide_up(tiles, warps), 1, count}, is_short ? warps * lanes : product_threads(m.columns),
+                  params);
+  }
   const int64_t fragments = int64_t{params.batch_fragments} * count;
   params.digits = room<uint8_t>(digits, digit_bytes(fragments, m.columns));
   params.groups = room<DigitGroup>(groups, group_bytes(fragments, m.columns / m.format.group_size));

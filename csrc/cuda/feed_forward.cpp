@@ -53,15 +53,48 @@ std::optional<CudaCommands::CopiedRoom> CudaCommands::copied_room(uint32_t colum
   return std::nullopt;
 }
 
+// Where a tile has a slab of the columns; so many pairs of a row and a matrix have such tiles. One block is on each
+// multiprocessor: half of its tiles come while it multiplies the others. Nothing if there is no room, or scales of a
+// row do not begin at sixteen bytes.
+std::optional<CudaCommands::CopiedRoom> CudaCommands::wide_room(uint32_t columns, uint32_t bits, uint32_t tiles,
+                                                                uint32_t pairs) const {
+  constexpr uint32_t parts_of_word = 4;  // of sixteen bytes of scales
+  const uint32_t all_parts = columns / part_columns;
+  if (all_parts % parts_of_word != 0) return std::nullopt;
+  const Chip& chip = launches_.chip();
+  const uint32_t per_slab = divide_up(all_parts, divide_up(all_parts, copied_warps * copied_parts));
+  const uint32_t tile_parts = divide_up(per_slab, parts_of_word) * parts_of_word;
+  const uint32_t of_block = std::min(tiles, divide_up(int64_t{tiles} * pairs, chip.multiprocessors));
+  const uint32_t all = of_block * divide_up(all_parts, tile_parts);
+  const uint32_t tile = tile_bytes(tile_parts * part_columns, bits);
+  const uint32_t sums = tile_parts * tile_rows * uint32_t{sizeof(float)};
+  const uint32_t have = std::min(chip.shared_bytes, chip.shared_bytes_of_multiprocessor - reserved_bytes);
+  for (uint32_t places = all <= copied_places ? all : copied_places; places > 0; places = std::bit_floor(places - 1)) {
+    const uint32_t together = std::max(1u, places / 2);
+    const uint32_t bytes = places * tile + 2 * together * sums + of_block * tile_rows * uint32_t{sizeof(float)};
+    if (bytes + own_bytes <= have)
+      return CopiedRoom{.of_block = of_block,
+                        .places = places,
+                        .together = together,
+                        .threads = lanes * divide_up(tile_parts, copied_parts),
+                        .bytes = bytes,
+                        .tile_parts = tile_parts};
+  }
+  return std::nullopt;
+}
+
 bool CudaCommands::launch_copied(const RowProduct& product, OneRowParams& params) {
   const std::span bits = std::span(params.bits).first(product.count);
   const auto [least, most] = std::ranges::minmax(bits);
-  const std::optional<CopiedRoom> room = copied_room(params.columns, most, params.tiles);
+  std::optional<CopiedRoom> room = copied_room(params.columns, most, params.tiles);
+  if (!room && least == most && !params.z) room = wide_room(params.columns, most, params.tiles, 1);
   if (!room) return false;
   params.places = room->places;
   params.together = room->together;
-  launch(concat(params.z ? "row_heads_" : "row_", least == most ? concat(most) : "4_and_8"),
-         {divide_up(params.tiles, room->of_block)}, room->threads, params, room->bytes);
+  params.tile_parts = room->tile_parts;
+  const char* kind = room->tile_parts ? "row_wide_" : params.z ? "row_heads_" : "row_";
+  launch(concat(kind, least == most ? concat(most) : "4_and_8"), {divide_up(params.tiles, room->of_block)},
+         room->threads, params, room->bytes);
   return true;
 }
 

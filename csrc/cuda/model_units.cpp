@@ -26,14 +26,11 @@ std::string ending_of(const MatrixShape& matrix) { return format_name(matrix.for
 
 // Whether one row's products may have its tiles in shared memory, and a block's warps all parts of the columns.
 bool is_copied(const MatrixShape& matrix) { return has_copied_format(matrix.format) && is_aligned(matrix); }
-bool is_narrow(const MatrixShape& matrix) {
-  return matrix.columns <= int64_t{copied_warps} * copied_parts * part_columns;
-}
 
 void add_products(const WorkSizes& sizes, Wanted& wanted) {
   for (const MatrixShape& matrix : sizes.matrices) {
     const std::string name = ending_of(matrix);
-    const bool is_row = is_copied(matrix) && matrix.rows >= fragment_rows && is_narrow(matrix);
+    const bool is_row = is_copied(matrix) && matrix.rows >= fragment_rows;
     wanted.add("matmul_few_" + name);
     if (!has_digits(matrix.format) || sizes.by_head) wanted.add("matmul_each_" + name);
     if (!has_digits(matrix.format)) continue;
@@ -41,12 +38,17 @@ void add_products(const WorkSizes& sizes, Wanted& wanted) {
       wanted.add("matmul_many_" + name);
       wanted.add("matmul_most_" + name);
     }
-    if (is_copied(matrix) && is_narrow(matrix)) {
+    if (is_copied(matrix) && !are_wide(0, matrix.columns)) {
       wanted.add("norm_digits");
       wanted.add(concat("rows_", matrix.format.bits));
     }
     if (!is_row) {
       wanted.add("matmul_one_" + name);
+      continue;
+    }
+    if (are_wide(0, matrix.columns)) {
+      wanted.add(matrix.columns % (4 * part_columns) == 0 ? concat("row_wide_", matrix.format.bits)
+                                                          : "matmul_one_" + name);
       continue;
     }
     wanted.add(concat("row_", matrix.format.bits));
@@ -71,6 +73,8 @@ void add_experts(const WorkSizes& sizes, Wanted& wanted) {
     const bool has_many = has_digits(matrix.format) && is_known(matrix.format) && is_aligned(matrix);
     for (const char* kind : {"_one_", "_few_"}) wanted.add(concat(name, kind, ending_of(matrix)));
     if (!has_many) return;
+    if (is_copied(matrix) && are_wide(matrix.rows, matrix.columns))
+      wanted.add(concat(name, "_wide_", matrix.format.bits));
     for (const char* kind : {"_many_", "_most_"}) wanted.add(concat(name, kind, ending_of(matrix)));
   };
   for (const auto& [gate, up, down] : sizes.experts) {
@@ -99,6 +103,7 @@ std::vector<std::string> units_for(const WorkSizes& sizes, const std::vector<DTy
       if (dim == 128 || dim == 256)
         for (const char* kind : {"tiles_", "row_chunks_", "row_spans_"})
           wanted.add(concat("attention_", kind, kept, "_", dim));
+      if (sizes.by_head && dim == latent_dim) wanted.add(concat("attention_latent_", kept));
       for (const char* kind : {"", "chunks_", "spans_"})
         wanted.add(concat("attention_", kind, kept, "_", divide_up(dim, attention_threads)));
     }

@@ -47,6 +47,11 @@ inline bool is_known(const QuantFormat& format) {
 inline bool has_copied_format(const QuantFormat& format) {
   return is_known(format) && !format.is_mxfp4() && format.group_size == 64;
 }
+// Whether a row of it, or one output of it for each number of such a row, is longer than the warps of a block can have
+// as digits.
+inline bool are_wide(int64_t rows, int64_t columns) {
+  return std::max(rows, columns) > int64_t{copied_warps} * copied_parts * part_columns;
+}
 // Where codes, and all scales of a part, may be loaded together. Nothing of MXFP4 is. `base`: where the matrix is
 // counted from.
 inline bool is_aligned(const Matrix& matrix, int64_t base) {

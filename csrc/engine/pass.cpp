@@ -11,7 +11,8 @@
 namespace moeflux {
 namespace {
 
-constexpr int64_t layers_ahead = 4;
+// How many of so many layers are sent ahead.
+int64_t layers_ahead(int64_t layers) { return std::min<int64_t>(4, layers / 4); }
 
 bool wants_every(const Piece& piece) { return !piece.all_logits.empty(); }
 bool wants_last(const Piece& piece) { return piece.logits && !wants_every(piece); }
@@ -109,7 +110,7 @@ void Pass::run_layers(StepStats& stats) {
     layer.mixer->record(commands, s, i, rows);
     layer.input.add(commands, s, s.out, rows.n);
     layer.feed_forward->run(recorder, engine_.experts_, s, rows.n, stats);
-    if (static_cast<int64_t>(i) + 1 == layers_ahead) send_ahead();
+    if (static_cast<int64_t>(i) + 1 == layers_ahead(model.variant.num_layers())) send_ahead();
   }
   if (model.variant.ends())
     model.output.read(recorder.current(), s, rows.n);
@@ -117,13 +118,11 @@ void Pass::run_layers(StepStats& stats) {
     s.exchanged.download(recorder.current(), rows.n * model.variant.row_width() * 4);
 }
 
-// What is recorded so far, so that the device is at work while the host records the rest: of a deep model, where
-// nothing was submitted yet.
+// What is recorded so far, so that the device is at work while the host records the rest, where nothing was submitted
+// yet.
 void Pass::send_ahead() {
   Recorder& recorder = engine_.recorder_;
-  if (!engine_.backend_->runs_on_submit() || engine_.model_.variant.num_layers() < 4 * layers_ahead ||
-      recorder.holds() || recorder.keeps_any())
-    return;
+  if (!engine_.backend_->runs_on_submit() || recorder.holds() || recorder.keeps_any()) return;
   recorder.current();
   recorder.defer(recorder.submit());
 }

@@ -30,6 +30,9 @@ VARIANTS = {
     "wide": hybrid(layer_kinds=("linear", "full"), mlp_kinds=("moe",) * 2, vocab_size=VOCAB, hidden_size=128,
                    head_dim=64, rotary_dim=32, linear_key_dim=32, linear_value_dim=128, linear_value_heads=4,
                    num_experts=6, moe_intermediate=128, shared_intermediate=128),
+    # Of rows that are longer than the warps of a block have together.
+    "long": latent(layer_kinds=("full",) * 2, mlp_kinds=("dense", "moe"), vocab_size=VOCAB, hidden_size=4608,
+                   num_experts=4, moe_intermediate=128, shared_intermediate=128),
 }  # fmt: skip
 # As "wide", with so many experts that the router's rows are a tile, too.
 MANY_EXPERTS = hybrid(layer_kinds=("linear", "full"), mlp_kinds=("moe",) * 2, vocab_size=VOCAB, hidden_size=128,
@@ -43,7 +46,7 @@ FLOWS: dict[str, dict[str, Any]] = {
 }
 
 LISTED_VOCAB = 5000  # of several blocks of logits
-LAUNCHES_OF_STEP = {"hybrid": 36, "wide": 32}  # of the first, whose experts are read
+LAUNCHES_OF_STEP = {"hybrid": 36, "wide": 32, "long": 46}  # of the first, whose experts are read
 # Of the delta-net's layer, of attention's, before and behind, and of words that go from one memory to the other.
 MOST_LAUNCHES_OF_RESIDENT_STEP = 6 + 8 + 4 + 4
 MOST_LAUNCHES_OF_ROWS = 15 + 17 + 6 + 10  # likewise in a step of several sessions: two batches, with their surveys
@@ -195,7 +198,7 @@ def test_tokens_are_drawn_on_the_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "q8"])
-@pytest.mark.parametrize("name", ["hybrid", "latent", "many experts"])
+@pytest.mark.parametrize("name", ["hybrid", "latent", "long", "many experts"])
 def test_loading_makes_every_kernel_that_a_model_wants(
     store: Stores, name: str, kv_dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,33 @@ def test_rows_that_do_not_fit_in_shared_memory(columns: int) -> None:
     assert same_bits(cuda.matmul(x[:1], matrix), cuda.matmul(x, matrix)[:1])
 
 
+# More than a block's warps have together; the last slab is as long as the others, or shorter.
+WIDE = [(4, 7168), (4, 5632), (8, 4608)]
+
+
+@pytest.mark.parametrize(("bits", "columns"), WIDE)
+def test_rows_in_slabs(bits: int, columns: int) -> None:
+    """Blocks go through several tiles, of which the last has a few rows; and through one."""
+    rng = np.random.default_rng(columns)
+    for rows in (150, 9):
+        matrix = random_matrix(rng, QuantFormat.affine(bits, 64), rows, columns)
+        x = numbers(rng, 2, columns)
+        assert same_bits(cuda.matmul(x[:1], matrix), cuda.matmul(x, matrix)[:1])
+
+
+@pytest.mark.parametrize(("bits", "columns"), WIDE)
+def test_experts_of_a_row_in_slabs(bits: int, columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    experts = experts_of(rng, QuantFormat.affine(bits, 64), 3, columns, 128)
+    ids = np.array([[2, 0], [1, 2]], np.int32)
+    x = numbers(rng, 2, columns) / 8
+    found = cuda.chosen_expert_ffn(x, experts, ids)
+    assert found.any(axis=1).all()
+    assert np.array_equal(cuda.chosen_expert_ffn(x[:1], experts, ids[:1]), found[:2])
+    one_by_one = [(int(expert), [pair]) for pair, expert in enumerate(ids.reshape(-1))]
+    assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 2), found)
+
+
 @pytest.mark.parametrize(
     "format",
     [QuantFormat.affine(4, 32), QuantFormat.affine(4, 64), QuantFormat.affine(8, 64), QuantFormat.mxfp4()],

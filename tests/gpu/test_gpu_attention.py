@@ -133,3 +133,18 @@ def test_a_row_by_itself_sees_a_long_context_as_among_others(run: GpuOps, dtype:
     for row in range(n):
         seen = first + row + 1
         assert np.array_equal(run.attention(q[row : row + 1], k[:seen], v[:seen], 0.1, None, window)[0], whole[row])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8"])
+@pytest.mark.parametrize(("first", "heads"), [(0, 3), (299, 40)])
+def test_a_row_of_latents_by_itself_is_what_it_is_among_others(run: GpuOps, first: int, heads: int, dtype: str) -> None:
+    """CUDA has a kernel for one row of this width, which takes many heads together."""
+    check_latent_attention(run, 1, first, heads, 512, 64, dtype)
+    rng = np.random.default_rng(first)
+    q, q_pe = (rng.standard_normal((2, heads, width), dtype=np.float32) for width in (512, 64))
+    latent, k_pe = (cached(rng, (first + 2, width), dtype)[0] for width in (512, 64))
+    whole = run.mla_attention(q, q_pe, latent, k_pe, 0.1)
+    for row in range(2):
+        seen = first + row + 1
+        rows = slice(row, row + 1)
+        assert np.array_equal(run.mla_attention(q[rows], q_pe[rows], latent[:seen], k_pe[:seen], 0.1)[0], whole[row])
