@@ -71,19 +71,20 @@ def elements(store: Store, name: str) -> int:
 
 
 def test_ops_that_run_later_are_timed_one_by_one(store: Store) -> None:
-    """And counted as on the CPU. Experts may come in fewer calls. They never all have room, so how many tables of them
-    are copied to a device does not depend on how far reads are."""
+    """And counted as on the CPU, but for copies: to a device with memory of its own, tables go of layers whose experts
+    have not all been read yet, and how many these are depends on how far reads are. Experts may come in fewer calls."""
     counts = []
-    slots = store.variant.experts.per_token
     for deferred in (False, True):
-        engine = engine_of(store, deferred=deferred, time_ops=True, expert_slots=slots, look_ahead="off")
+        engine = engine_of(store, deferred=deferred, time_ops=True)
         session = moeflux.Model(store, engine).session(max_context=32)
         session.prefill(list(range(20)))
         engine.take_op_times()
         session.step(4)
         times = engine.take_op_times()
         assert all(time.seconds > 0 for time in times)
-        counts.append({(time.op, time.shape): (time.rows, time.bytes, time.products) for time in times})
+        counts.append(
+            {(time.op, time.shape): (time.rows, time.bytes, time.products) for time in times if time.op != "copy"}
+        )
     assert counts[0] == counts[1]
 
 
