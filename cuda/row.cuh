@@ -1,13 +1,5 @@
 // Matrices in groups of 64, times one row of f32, by tiles in shared memory.
-#include "copied.h"
-#include "row_outputs.h"
-
-// What a block shares besides its tiles.
-struct RowShared {
-  DigitStage stages[copied_warps];
-  float squares[row_threads / lanes];
-  u64 arrivals[copied_places];
-};
+#include "row_tiles.h"
 
 // The gated norms of two heads that are the warp's parts, as gated_rms_norm has them, and the lane's pack of these.
 // `weights` are those of the lane's numbers.
@@ -49,18 +41,6 @@ DEV void gated_heads(const OneRowParams& params, u32 first_part, u32 all_parts, 
   for (u32 i = 0; i < pack; i++) numbers[i] = heads[lane_of() * pack + i];
 }
 
-// The norm of the lane's pack. All threads.
-DEV void norm_of_pack(const OneRowParams& params, u32 part, const float (&weights)[pack], float* scratch,
-                      float (&numbers)[pack]) {
-  const float factor = norm_factor(params.x, params.columns, params.eps, scratch);
-#pragma unroll
-  for (u32 i = 0; i < pack; i++) numbers[i] = normed(numbers[i], factor, weights[i]);
-  if (blockIdx.x > 0) return;
-  float4* to = reinterpret_cast<float4*>(params.normed + part * part_columns + lane_of() % (lanes / 2) * pack);
-  to[0] = make_float4(numbers[0], numbers[1], numbers[2], numbers[3]);
-  to[1] = make_float4(numbers[4], numbers[5], numbers[6], numbers[7]);
-}
-
 // As matmul_one, bit for bit. `bits` is 0 where matrices of 4 and of 8 go together. Where x is
 // heads, their gated norm comes first. Dynamic memory: places for tiles, and twice the parts of `together` tiles.
 // Weights are on their way before the kernel waits for the one before it; nobody writes them.
@@ -79,9 +59,7 @@ DEV void row_products(const OneRowParams& params) {
   const auto place = [&](u32 i) { return tile_place(params, blockIdx.x + i * gridDim.x); };
   const auto rows_of = [&](u32 i) {
     const TilePlace at = place(i);
-    const bool is_pair = at.matrix == params.gated;
-    return TileRows{shape_of(at.matrix), params.matrices[at.matrix],
-                    is_pair ? params.matrices[at.matrix + 1] : StoredMatrix{}, at.row, params.rows[at.matrix]};
+    return rows_of_tile(params, at, shape_of(at.matrix));
   };
   if (threadIdx.x == 0) tiles.prepare();
   __syncthreads();
@@ -114,7 +92,8 @@ DEV void row_products(const OneRowParams& params) {
       if (has_heads)
         gated_heads(params, first_part, all_parts, weights, shared.stages[warp], numbers);
       else if (params.weight)
-        norm_of_pack(params, own_part, weights, shared.squares, numbers);
+        norm_of_pack(params, own_part, norm_factor(params.x, params.columns, params.eps, shared.squares), weights,
+                     numbers);
       make_parts(numbers, shared.stages[warp], x);
     }
     tiles.settle();

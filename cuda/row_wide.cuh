@@ -1,16 +1,9 @@
 // Matrices in groups of 64, times one row of f32 that is too long for the warps of a block, by tiles in shared memory.
 // A block takes a slab of the columns through all of its tiles, then the next slab. So a tile here is sixteen rows of a
 // slab. What outputs are so far is in shared memory, too.
-#include "copied.h"
 #include "experts.h"
-#include "row_outputs.h"
+#include "row_tiles.h"
 #include "wide.h"
-
-struct WideShared {
-  DigitStage stages[copied_warps];
-  float squares[row_threads / lanes];
-  u64 arrivals[copied_places];
-};
 
 // How a block goes through its tiles.
 struct WidePlan {
@@ -68,7 +61,7 @@ DEV void bring_slab(const TilePlaces& tiles, u32 i, const TileRows& from, const 
 // for x, pack_of(part, numbers) is the lane's pack of a part, and done(part, numbers) is what becomes of it before it
 // is digits; met_of(t, r) is what an output meets, and out(t, r, total, up, met) takes it.
 template <u32 bits, class RowsOf, class XWhenThere, class PackOf, class Done, class MetOf, class Out>
-DEV void wide_outputs(const WidePlan& plan, u32 number, WideShared& shared, RowsOf rows_of, XWhenThere x_when_there,
+DEV void wide_outputs(const WidePlan& plan, u32 number, RowShared& shared, RowsOf rows_of, XWhenThere x_when_there,
                       PackOf pack_of, Done done, MetOf met_of, Out out) {
   extern __shared__ uint4 room[];
   const TileShape shape = tile_shape(plan.tile_parts * part_columns, bits), whole = tile_shape(plan.columns, bits);
@@ -141,18 +134,10 @@ DEV void wide_outputs(const WidePlan& plan, u32 number, WideShared& shared, Rows
 // outputs. Weights are on their way before the kernel waits for the one before it; nobody writes them.
 template <u32 bits>
 DEV void row_wide(const OneRowParams& params) {
-  __shared__ WideShared shared;
+  __shared__ RowShared shared;
   let_next_come();
   const auto place = [&](u32 i) { return tile_place(params, blockIdx.x + i * gridDim.x); };
-  const auto rows_of = [&](u32 i) {
-    const TilePlace at = place(i);
-    const bool is_pair = at.matrix == params.gated;
-    return TileRows{{},
-                    params.matrices[at.matrix],
-                    is_pair ? params.matrices[at.matrix + 1] : StoredMatrix{},
-                    at.row,
-                    params.rows[at.matrix]};
-  };
+  const auto rows_of = [&](u32 i) { return rows_of_tile(params, place(i), {}); };  // slabs have a shape of their own
   float factor = 1.0f;
   const auto x_when_there = [&] {
     wait_for_previous();
@@ -162,12 +147,7 @@ DEV void row_wide(const OneRowParams& params) {
     if (params.weight == nullptr) return;
     float weights[pack];
     pack_of_part(params.weight, part, weights);
-#pragma unroll
-    for (u32 i = 0; i < pack; i++) numbers[i] = normed(numbers[i], factor, weights[i]);
-    if (blockIdx.x > 0) return;
-    float4* to = reinterpret_cast<float4*>(params.normed + part * part_columns + lane_of() % (lanes / 2) * pack);
-    to[0] = make_float4(numbers[0], numbers[1], numbers[2], numbers[3]);
-    to[1] = make_float4(numbers[4], numbers[5], numbers[6], numbers[7]);
+    norm_of_pack(params, part, factor, weights, numbers);
   };
   const u32 count = (params.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
   wide_outputs<bits>(
@@ -181,7 +161,7 @@ DEV void row_wide(const OneRowParams& params) {
 // as above.
 template <u32 bits, bool is_double>
 DEV void expert_wide(const WideExpertParams& all) {
-  __shared__ WideShared shared;
+  __shared__ RowShared shared;
   begin_kernel();
   const ExpertParams& params = all.experts;
   constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;

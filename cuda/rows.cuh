@@ -1,7 +1,6 @@
 // Matrices in groups of 64, times some rows of f32 as digits, by tiles in shared memory: each tile comes there once for
 // all rows. Bit for bit as products of one row.
-#include "copied.h"
-#include "row_outputs.h"
+#include "row_tiles.h"
 
 constexpr u32 part_groups = part_steps / copied_steps;
 
@@ -138,9 +137,9 @@ struct OutputOfRows {
   }
 };
 
-// `bits` is 0 where matrices of 4 and of 8 go together. Grid of blocks: blocks that go through tiles, fragments. A
-// warp for two parts of the columns. Dynamic memory: places for tiles, and
-// the parts of `together` tiles, twice if a block has more.
+// `bits` is 0 where matrices of 4 and of 8 go together. Grid of blocks: blocks that go through tiles, fragments. A warp
+// has two parts of the columns. Dynamic memory: places for tiles, and the parts of `together` tiles, twice if a block
+// has more.
 template <u32 bits>
 DEV void rows_products(const RowsParams& params) {
   extern __shared__ uint4 room[];
@@ -155,9 +154,7 @@ DEV void rows_products(const RowsParams& params) {
   const auto place = [&](u32 i) { return tile_place(params, blockIdx.x + i * gridDim.x); };
   const auto rows_of = [&](u32 i) {
     const TilePlace at = place(i);
-    const bool is_pair = at.matrix == params.gated;
-    return TileRows{shape_of(at.matrix), params.matrices[at.matrix],
-                    is_pair ? params.matrices[at.matrix + 1] : StoredMatrix{}, at.row, params.rows[at.matrix]};
+    return rows_of_tile(params, at, shape_of(at.matrix));
   };
   if (threadIdx.x == 0) tiles.prepare();
   __syncthreads();

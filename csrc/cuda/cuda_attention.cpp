@@ -13,25 +13,25 @@ constexpr int64_t most_chunks = 128;                       // of one row; where 
 constexpr int64_t attention_blocks_of_multiprocessor = 2;  // with fewer, it is half idle
 constexpr int64_t few_conv_rows = 8;
 
+// Whether cached rows may be loaded sixteen bytes at a time, as far as their blocks go.
+bool blocks_are_aligned(const gpu::AttentionTask& task) {
+  return std::ranges::all_of(
+      task.k.blocks, [](const View& block) { return !block || reinterpret_cast<uintptr_t>(block.bytes()) % 16 == 0; });
+}
+
 // Whether there are kernels that have keys and values in shared memory: for some widths, and rows that are loaded
 // sixteen bytes at a time.
 bool rows_may_be_copied(const gpu::AttentionTask& task) {
   const auto dim = static_cast<uint32_t>(task.q.dim);
-  const auto is_aligned = [](const View& block) {
-    return !block || reinterpret_cast<uintptr_t>(block.bytes()) % 16 == 0;
-  };
   return (dim == 128 || dim == 256) && task.q_pe.dim == 0 && task.k.offset % 16 == 0 && task.v.offset % 16 == 0 &&
-         std::ranges::all_of(task.k.blocks, is_aligned);
+         blocks_are_aligned(task);
 }
 
 // Whether there is a kernel that takes many heads through a chunk of latents.
 bool are_latents(const gpu::AttentionTask& task) {
-  const auto is_aligned = [](const View& block) {
-    return !block || reinterpret_cast<uintptr_t>(block.bytes()) % 16 == 0;
-  };
   return task.q.dim == int64_t{latent_dim} && task.q_pe.dim == int64_t{latent_pe_dim} && task.kv_heads == 1 &&
          task.k.offset == task.v.offset && task.window == 0 && !task.sinks && task.k.offset % 16 == 0 &&
-         task.k_pe.offset % 16 == 0 && std::ranges::all_of(task.k.blocks, is_aligned);
+         task.k_pe.offset % 16 == 0 && blocks_are_aligned(task);
 }
 
 // Of a block that takes a row's queries through a part.
