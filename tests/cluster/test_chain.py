@@ -114,6 +114,7 @@ def until(holds: Callable[[], object]) -> None:
 def resting(stage: Stage) -> None:
     """One has been answered, so that the chain's own thread leaves what comes to who waits."""
     done = started(stage, range(1), [])
+    until(lambda: stage.chain._sleepers == 1)  # nobody is expected to take the next one if nobody waits for this
     stage.give(stage.take())
     assert ended(done)
     until(lambda: not stage.chain._taking.locked())
