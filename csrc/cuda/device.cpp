@@ -1,5 +1,7 @@
 #include "cuda/device.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -7,6 +9,7 @@
 
 #include "core/arena.h"
 #include "core/text.h"
+#include "core/threads.h"
 
 namespace moeflux::cuda {
 namespace {
@@ -33,18 +36,69 @@ class DeviceMemory final : public Buffer {
 // Pinned, so that copies run beside everything else. Its address is the same for host and device.
 class PinnedMemory final : public Buffer {
  public:
-  PinnedMemory(std::shared_ptr<Device> device, void* address, int64_t bytes, Memory memory,
-               std::shared_ptr<const void> kept)
-      : Buffer(static_cast<std::byte*>(address), bytes, memory), device_(std::move(device)), kept_(std::move(kept)) {}
+  // Of the driver, or if there is an arena, of that.
+  PinnedMemory(std::shared_ptr<Device> device, void* address, std::unique_ptr<Arena> arena, int64_t bytes,
+               Memory memory, std::shared_ptr<const void> kept)
+      : Buffer(static_cast<std::byte*>(address), bytes, memory),
+        device_(std::move(device)),
+        arena_(std::move(arena)),
+        kept_(std::move(kept)) {}
   ~PinnedMemory() override {
     const Current current(*device_);
-    device_->api().free_host(host_);
+    if (arena_)
+      device_->api().unpin(host_);
+    else
+      device_->api().free_host(host_);
   }
 
  private:
   std::shared_ptr<Device> device_;
+  std::unique_ptr<Arena> arena_;
   std::shared_ptr<const void> kept_;
 };
+
+constexpr size_t least_pinned_arena = size_t{2} << 20;  // what huge pages are for
+constexpr size_t touched_each = size_t{64} << 20;       // by a thread
+constexpr size_t most_touching = 8;                     // threads
+
+// A child that is forked would share the pages. Then whatever the host writes would go to a copy, and the GPU would
+// read the old. False where the system knows no such thing.
+bool keep_from_children(std::byte* begin, size_t bytes) {
+#if defined(__linux__)
+  return madvise(begin, bytes, MADV_DONTFORK) == 0;
+#else
+  return static_cast<void>(begin), static_cast<void>(bytes), false;
+#endif
+}
+
+// Has the system give the pages of an arena, which are zeros, by several threads.
+void touch(std::byte* begin, size_t bytes) {
+  const size_t page = static_cast<size_t>(arena_bytes(1));
+  const size_t parts = std::clamp<size_t>(bytes / touched_each, 1, most_touching);
+  const size_t each = (bytes / page + parts - 1) / parts * page;
+  const auto part = [=](size_t number) {
+    for (size_t at = number * each; at < std::min(bytes, (number + 1) * each); at += page)
+      *static_cast<volatile std::byte*>(begin + at) = {};
+  };
+  Threads helpers("that touch memory");
+  for (size_t number = 1; number < parts; ++number) helpers.start([=] { part(number); });
+  part(0);
+  helpers.join();
+}
+
+// Memory of the system that the driver has pinned, full of zeros. Large memory of the driver's own takes ten times as
+// long, because it has small pages. Null where system or driver refuse that.
+std::unique_ptr<Arena> pinned_arena(const Device& device, size_t bytes, const std::string& what) {
+  if (bytes < least_pinned_arena || !device.chip().pins_arenas) return nullptr;
+  try {
+    auto arena = std::make_unique<Arena>(static_cast<int64_t>(bytes), what);
+    if (!keep_from_children(arena->data(), bytes)) return nullptr;
+    touch(arena->data(), bytes);
+    return device.api().pin(arena->data(), bytes, pin_portable | pin_mapped) == success ? std::move(arena) : nullptr;
+  } catch (const IoError&) {  // no memory, or no threads
+    return nullptr;
+  }
+}
 
 }  // namespace
 
@@ -100,7 +154,8 @@ Device::Device(int number) : api_(driver()) {
            .shared_bytes_of_multiprocessor = static_cast<uint32_t>(attribute(attribute_shared_bytes_of_multiprocessor)),
            .max_threads = static_cast<uint32_t>(attribute(attribute_max_threads)),
            .l2_bytes = attribute(attribute_l2_bytes),
-           .memory_bytes = static_cast<int64_t>(memory)};
+           .memory_bytes = static_cast<int64_t>(memory),
+           .pins_arenas = attribute(attribute_same_pinned_address) != 0};
   if (!chip_.has(oldest_major, oldest_minor))
     throw DeviceError(concat("cuda: expected a GPU of compute capability ", oldest_major, ".", oldest_minor,
                              " or newer, found ", chip_.name, " of ", chip_.major, ".", chip_.minor));
@@ -213,11 +268,14 @@ std::unique_ptr<Buffer> allocate(std::shared_ptr<Device> device, const Stream& s
   const auto size = static_cast<size_t>(arena_bytes(std::max<int64_t>(1, bytes)));
   const Current current(*device);
   if (memory != Memory::device) {
-    void* address = nullptr;
-    check(api.allocate_host(&address, size, host_alloc_portable | host_alloc_mapped),
-          concat(what, ": expected ", sized(bytes), " of pinned host memory, found none"));
-    std::memset(address, 0, size);
-    return std::make_unique<PinnedMemory>(std::move(device), address, bytes, memory, std::move(kept));
+    std::unique_ptr<Arena> arena = pinned_arena(*device, size, what);
+    void* address = arena ? arena->data() : nullptr;
+    if (!arena) {
+      check(api.allocate_host(&address, size, host_alloc_portable | host_alloc_mapped),
+            concat(what, ": expected ", sized(bytes), " of pinned host memory, found none"));
+      std::memset(address, 0, size);
+    }
+    return std::make_unique<PinnedMemory>(std::move(device), address, std::move(arena), bytes, memory, std::move(kept));
   }
   Address address = 0;
   check(api.allocate(&address, size),

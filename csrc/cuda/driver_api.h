@@ -35,12 +35,15 @@ constexpr int attribute_l2_bytes = 38;
 constexpr int attribute_major = 75;
 constexpr int attribute_minor = 76;
 constexpr int attribute_shared_bytes_of_multiprocessor = 81;
+constexpr int attribute_same_pinned_address = 91;    // as the host's, of memory that was there before it was pinned
 constexpr int attribute_shared_bytes_of_block = 97;  // for those that ask for more than usual
 
 constexpr int function_shared_bytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 constexpr unsigned host_alloc_portable = 1;
 constexpr unsigned host_alloc_mapped = 2;
+constexpr unsigned pin_portable = 1;  // CU_MEMHOSTREGISTER_PORTABLE
+constexpr unsigned pin_mapped = 2;    // CU_MEMHOSTREGISTER_DEVICEMAP
 constexpr unsigned stream_non_blocking = 1;
 constexpr unsigned event_blocking_sync = 1;
 constexpr unsigned event_no_timing = 2;
@@ -88,6 +91,8 @@ constexpr GraphEdge programmatic_edge = {1, 0, 1, {}};
   call(free, cuMemFree_v2, Result(Address))                                                                            \
   call(allocate_host, cuMemHostAlloc, Result(void**, size_t, unsigned))                                                \
   call(free_host, cuMemFreeHost, Result(void*))                                                                        \
+  call(pin, cuMemHostRegister_v2, Result(void*, size_t, unsigned))                                                     \
+  call(unpin, cuMemHostUnregister, Result(void*))                                                                      \
   call(copy, cuMemcpyAsync, Result(Address, Address, size_t, StreamHandle))                                            \
   call(clear, cuMemsetD8Async, Result(Address, unsigned char, size_t, StreamHandle))                                   \
   call(load, cuModuleLoadData, Result(ModuleHandle*, const void*))                                                     \

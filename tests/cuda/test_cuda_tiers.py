@@ -13,7 +13,7 @@ import pytest
 
 import moeflux
 from emulator import cuda_gpu
-from moeflux import BudgetError, plan
+from moeflux import BudgetError, DeviceError, plan
 from moeflux.conversion.synth import synth
 from support.engine import evaluate, tokens
 from support.metal import needs_device
@@ -79,6 +79,51 @@ def test_both_budgets_are_kept(store: Path) -> None:
         del engine  # or it would be another model beside the next
     with pytest.raises(BudgetError, match=f"device_memory: expected at least {floor} bytes"):
         load(store, memory="1TB", device_memory=floor - 1, sessions=2)
+
+
+def _kept_from_children() -> int:
+    """Bytes of this process that a child made by fork does not get."""
+    kept = size = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "Size":
+            size = int(value.split()[0]) << 10
+        elif name == "VmFlags" and "dc" in value.split():
+            kept += size
+    return kept
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such memory")
+def test_large_pinned_memory_is_the_systems(tmp_path: Path, on_cuda: str | None) -> None:
+    """Pinned when it is there, and no child that is forked shares it: what the host writes would go to a copy, and the
+    GPU would read the old. Where the driver refuses, the driver's own memory does."""
+    store = tmp_path / "store"
+    synth(store, hybrid(layer_kinds=("linear", "full"), mlp_kinds=("moe",) * 2, vocab_size=384, num_experts=160))
+    with load(store) as model:
+        expected = use(model)
+    before = _kept_from_children()
+
+    def kept() -> int:
+        with load(store, expert_slots=40, host_slots=320) as model:
+            engine = model._engine
+            assert engine.memory.host_slots == 320 << 13 and engine.held == engine.memory.total
+            assert np.array_equal(use(model), expected)
+            return _kept_from_children() - before
+
+    whole = kept()
+    assert whole >= 320 << 13
+    assert _kept_from_children() == before
+    if on_cuda == "real":
+        return
+    with cuda_gpu.emulating(fail_in=b"cuMemHostRegister_v2"):
+        kept()
+        count = cuda_gpu.calls()
+    assert count > 0
+    for number in range(count):
+        with cuda_gpu.emulating(fail_at=number, fail_in=b"cuMemHostRegister_v2"):
+            assert kept() < whole
+    with cuda_gpu.emulating(fail_at=0, fail_in=b"cuMemHostAlloc"), pytest.raises(DeviceError, match="pinned host"):
+        load(store)
 
 
 def test_two_engines_on_one_gpu(store: Path) -> None:

@@ -116,6 +116,17 @@ Result Memory::free_host(void* address) {
   return success;
 }
 
+Result Memory::pin(void* address, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return given_.emplace(reinterpret_cast<uint64_t>(address), bytes).second ? success : invalid_value;
+}
+
+// The driver does not say that it waits for streams.
+Result Memory::unpin(void* address) {
+  const std::lock_guard lock(mutex_);
+  return given_.erase(reinterpret_cast<uint64_t>(address)) ? success : invalid_value;
+}
+
 uint64_t Memory::used() {
   const std::lock_guard lock(mutex_);
   return used_;
@@ -123,12 +134,12 @@ uint64_t Memory::used() {
 
 size_t Memory::count() {
   const std::lock_guard lock(mutex_);
-  return there_.size() + here_.size();
+  return there_.size() + here_.size() + given_.size();
 }
 
 bool Memory::holds(uint64_t address, size_t bytes) {
   const std::lock_guard lock(mutex_);
-  for (const auto* all : {&there_, &here_}) {
+  for (const auto* all : {&there_, &here_, &given_}) {
     auto next = all->upper_bound(address);
     if (next == all->begin()) continue;
     --next;
@@ -140,7 +151,7 @@ bool Memory::holds(uint64_t address, size_t bytes) {
 std::vector<MslBuffer> Memory::all() {
   const std::lock_guard lock(mutex_);
   std::vector<MslBuffer> buffers;
-  for (const auto* each : {&there_, &here_})
+  for (const auto* each : {&there_, &here_, &given_})
     for (const auto& [begin, bytes] : *each) buffers.push_back({reinterpret_cast<void*>(begin), bytes});
   return buffers;
 }

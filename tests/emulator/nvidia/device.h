@@ -32,6 +32,9 @@ class Memory {
   Result free(uint64_t address);
   Result allocate_host(void** address, size_t bytes);
   Result free_host(void* address);
+  // Memory that is there before and after.
+  Result pin(void* address, size_t bytes);
+  Result unpin(void* address);
   uint64_t used();
   size_t count();
   // Whether these bytes lie within one allocation.
@@ -47,6 +50,7 @@ class Memory {
   std::mutex mutex_;
   std::map<uint64_t, size_t> there_;  // device allocations
   std::map<uint64_t, size_t> here_;   // pinned
+  std::map<uint64_t, size_t> given_;  // likewise, and not of the driver
   std::byte* arena_ = nullptr;
   uint64_t used_ = 0;
   uint64_t top_ = 0;  // of what was ever used

@@ -164,6 +164,7 @@ EXPORT Result cuDeviceGetAttribute(int* value, int which, int) {
                                      {api::attribute_major, emulation().major},
                                      {api::attribute_minor, emulation().minor},
                                      {api::attribute_shared_bytes_of_multiprocessor, shared_bytes_of_block() + 1024},
+                                     {api::attribute_same_pinned_address, 1},
                                      {api::attribute_shared_bytes_of_block, shared_bytes_of_block()}};
   const auto found = values.find(which);
   if (found == values.end()) return invalid_value;
@@ -199,6 +200,11 @@ EXPORT Result cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
   return flags == 3 ? memory().allocate_host(address, bytes) : invalid_value;
 }
 EXPORT Result cuMemFreeHost(void* address) { return memory().free_host(address); }
+EXPORT Result cuMemHostRegister_v2(void* address, size_t bytes, unsigned flags) {
+  ENTER();
+  return flags == 3 ? memory().pin(address, bytes) : invalid_value;
+}
+EXPORT Result cuMemHostUnregister(void* address) { return memory().unpin(address); }
 EXPORT Result cuMemcpyAsync(api::Address to, api::Address from, size_t bytes, api::StreamHandle stream) {
   ENTER();
   if (!memory().holds(to, bytes) || !memory().holds(from, bytes)) return invalid_value;
