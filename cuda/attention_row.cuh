@@ -19,12 +19,12 @@ struct RowBuffer {
 static_assert(sizeof(RowBuffer<float, 256>) == attention_buffer_bytes(256, sizeof(float)), "as the host has it");
 
 // What a block shares besides its buffers.
-template <u32 dim>
+template <u32 dim, u32 queries>
 struct RowOfQueries {
-  float4 queries[attention_queries / 4][dim];  // number i of four queries together
-  float weights[attention_chunk][attention_queries];
-  float scores[attention_queries][attention_chunk + 1];
-  float before[attention_queries], after[attention_queries];  // what sums so far are multiplied by, and the chunk's
+  float4 fours[queries / 4][dim];  // number i of four queries together
+  float weights[attention_chunk][queries];
+  float scores[queries][attention_chunk + 1];
+  float before[queries], after[queries];  // what sums so far are multiplied by, and the chunk's
 };
 
 // Sums over the lanes of a warp: lane l gets that of number l / (lanes / count). The pairs that are added are a
@@ -48,19 +48,22 @@ DEV float some_sums_of_lanes(float (&x)[count]) {
 }
 
 // Grid of blocks: queries of a key head, key heads of all sessions, parts. Dynamic memory: the buffers.
-template <typename T, u32 dim, u32 warps, bool is_span>
+//
+// All rows but the newest were kept before the batch began. So a block asks for its first chunk before it waits for the
+// kernel before, and for the newest row behind that.
+template <typename T, u32 dim, u32 warps, u32 queries, bool is_span>
 DEV void attention_row(const AttentionParams& params) {
   typedef RowBuffer<T, dim> Buffer;
   constexpr u32 buffers = is_span ? attention_span_buffers : attention_row_buffers;
   constexpr u32 part_rows = is_span ? attention_span : attention_chunk, keys = attention_chunk / warps;
-  constexpr u32 each = attention_queries * dim / (warps * lanes);  // queries of a thread, of which it has a number
+  constexpr u32 each = queries * dim / (warps * lanes);  // queries of a thread, of which it has a number
   extern __shared__ float4 space[];
-  __shared__ RowOfQueries<dim> shared;
+  __shared__ RowOfQueries<dim, queries> shared;
   Buffer* room = reinterpret_cast<Buffer*>(space);
   let_next_come();
   const u32 warp = warp_of(), lane = lane_of(), group = params.heads / params.kv_heads;
   const u32 session = params.sessions ? blockIdx.y / params.kv_heads : 0;
-  const u32 kv_head = blockIdx.y - session * params.kv_heads, first = blockIdx.x * attention_queries;
+  const u32 kv_head = blockIdx.y - session * params.kv_heads, first = blockIdx.x * queries;
   const CachedRows* cached = params.sessions ? params.sessions[session] : params.rows;
   // What the row sees, and what of that is in the part.
   const u32 end = u32(cached->first) + 1, begin = params.window && end > params.window ? end - params.window : 0;
@@ -75,16 +78,17 @@ DEV void attention_row(const AttentionParams& params) {
   };
   const auto first_of = [&](u32 stage) { return from + stage / 2 * attention_chunk; };
   const auto buffer_of = [&](u32 stage) -> Buffer& { return room[stage % buffers]; };
-  const auto bring = [&](u32 stage) {
+  // Rows of a chunk but the first `skipped`, as far as they are below `below`.
+  const auto bring_rows = [&](u32 stage, u32 skipped, u32 below) {
     const u32 at = first_of(stage);
     Buffer& to = buffer_of(stage);
-    if (at < part_end) {
-      const u32 count = min(attention_chunk, part_end - at), row = at % cached_block;
+    if (at + skipped < below) {
+      const u32 count = min(attention_chunk, below - at), row = at % cached_block;
 #pragma unroll 2
-      for (u32 key = warp; key < count; key += warps)
+      for (u32 key = skipped + warp; key < count; key += warps)
         for (u32 i = lane * 16; i < dim * sizeof(T); i += lanes * 16)
           copy_16(reinterpret_cast<u8*>(to.rows[key]) + i, bytes_of(stage, row + key) + i);
-      if (sizeof(T) == 1 && threadIdx.x < attention_chunk / 8)
+      if (sizeof(T) == 1 && below == part_end && threadIdx.x < attention_chunk / 8)
         copy_16(to.scales + threadIdx.x * 8,
                 reinterpret_cast<const u16*>(rows + (stage % 2 ? params.v_begin : params.k_begin) +
                                              u64(cached_block) * params.kv_heads * dim) +
@@ -92,26 +96,23 @@ DEV void attention_row(const AttentionParams& params) {
     }
     end_of_copies();
   };
-  // A cache that is asked for rows is never wrong.
-  if (rows) {
-    constexpr u32 lines = dim * sizeof(T) / 128;
-    for (u32 i = threadIdx.x; i < 2 * attention_chunk * lines; i += warps * lanes)
-      if (from + i / 2 / lines < part_end)
-        prefetch_line(bytes_of(i, (from + i / 2 / lines) % cached_block) + i / 2 % lines * 128);
-  }
+  const auto bring = [&](u32 stage) { bring_rows(stage, 0, part_end); };
+  const u32 newest = end - 1;
+  const bool has_newest = from <= newest && newest < min(part_end, from + attention_chunk);
+  const u32 older_end = has_newest ? newest : part_end;
+  if (rows) bring_rows(0, 0, older_end), bring_rows(1, 0, older_end);
   wait_for_previous();
   if (!rows) return;
-  bring(0);
-  bring(1);
+  if (has_newest) bring_rows(0, newest - from, part_end), bring_rows(1, newest - from, part_end);
 #pragma unroll 1
-  for (u32 r = warp; r < attention_queries; r += warps) {
+  for (u32 r = warp; r < queries; r += warps) {
     const float* q = params.q + u64(session) * params.q_row_stride + head_of(r) * params.q_head_stride;
     float numbers[dim / lanes];
 #pragma unroll
     for (u32 c = 0; c < dim / lanes; c++) numbers[c] = q[lane + c * lanes];
 #pragma unroll
     for (u32 c = 0; c < dim / lanes; c++)
-      reinterpret_cast<float*>(&shared.queries[r / 4][lane + c * lanes])[r % 4] = numbers[c];
+      reinterpret_cast<float*>(&shared.fours[r / 4][lane + c * lanes])[r % 4] = numbers[c];
   }
   float highest = lowest, total = 0.0f, values[each] = {};
   const u32 number = threadIdx.x % dim, own_query = threadIdx.x / dim * each;
@@ -123,29 +124,33 @@ DEV void attention_row(const AttentionParams& params) {
     __syncthreads();  // keys are there, and nobody reads the values before
     if (is_span) bring(stage + 2);
     {
-      float sums[keys * attention_queries] = {}, scales[keys];
+      float sums[keys * queries] = {}, scales[keys];
       u32 own[keys];
 #pragma unroll
       for (u32 j = 0; j < keys; j++) own[j] = min(warp * keys + j, count - 1), scales[j] = k.scale(own[j]);
 #pragma unroll 2
       for (u32 i = lane; i < dim; i += lanes) {
-        const float4 low = shared.queries[0][i], high = shared.queries[1][i];
-        const float query[attention_queries] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        float query[queries];
+#pragma unroll
+        for (u32 r = 0; r < queries; r += 4) {
+          const float4 four = shared.fours[r / 4][i];
+          query[r] = four.x, query[r + 1] = four.y, query[r + 2] = four.z, query[r + 3] = four.w;
+        }
 #pragma unroll
         for (u32 j = 0; j < keys; j++) {
           const float key = k.number(own[j], i) * scales[j];
 #pragma unroll
-          for (u32 r = 0; r < attention_queries; r++)
-            sums[j * attention_queries + r] = fmaf(query[r], key, sums[j * attention_queries + r]);
+          for (u32 r = 0; r < queries; r++) sums[j * queries + r] = fmaf(query[r], key, sums[j * queries + r]);
         }
       }
       const float score = some_sums_of_lanes(sums) * params.scale;
-      const u32 place = lane / (lanes / (keys * attention_queries));
-      shared.scores[place % attention_queries][warp * keys + place / attention_queries] = score;
+      constexpr u32 same = lanes / (keys * queries);  // lanes with one score
+      const u32 place = lane / same;
+      if (lane % same == 0) shared.scores[place % queries][warp * keys + place / queries] = score;
     }
     __syncthreads();
     if (is_span) bring(stage + 3);
-    if (warp < attention_queries) {
+    if (warp < queries) {
       const bool is_seen = at + lane < part_end && at + lane >= begin;
       const float own = is_seen ? shared.scores[warp][lane] : lowest;
       float most = warp_max(own);
@@ -188,7 +193,7 @@ DEV void attention_row(const AttentionParams& params) {
   const auto part_of = [&](u32 r) {
     return place_of_part(params, all_queries, session * params.heads + head_of(r), blockIdx.z);
   };
-  const u32 here = min(attention_queries, group - first);
+  const u32 here = min(queries, group - first);
   if (warp < here && lane == 0) *part_of(warp).highest = highest, *part_of(warp).total = total;
 #pragma unroll
   for (u32 r = 0; r < each; r++)
@@ -197,7 +202,9 @@ DEV void attention_row(const AttentionParams& params) {
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
-#define ROW_KERNELS(type, T, dim)                                                                                      \
-  KERNEL(attention_row_chunks_##type##_##dim, AttentionParams, (attention_threads), (attention_row<T, dim, 8, false>)) \
-  KERNEL(attention_row_spans_##type##_##dim, AttentionParams, (attention_threads, 2), (attention_row<T, dim, 8, true>))
+#define ROW_KERNELS(type, T, dim)                                                     \
+  KERNEL(attention_row_chunks_##type##_##dim, AttentionParams, (attention_threads),   \
+         (attention_row<T, dim, 8, attention_row_queries, false>))                    \
+  KERNEL(attention_row_spans_##type##_##dim, AttentionParams, (attention_threads, 2), \
+         (attention_row<T, dim, 8, attention_queries, true>))
 FOR_COPIED_ROWS(ROW_KERNELS)

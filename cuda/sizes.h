@@ -119,6 +119,7 @@ __host__ __device__
 // Shared memory of a block that has a chunk's keys, or its values, with the scales of codes; and how many of these it
 // has room for, those of a chunk or of the chunks of a span, besides what every such block has.
 constexpr uint32_t attention_row_own_bytes = 12 << 10;
+constexpr uint32_t attention_row_queries = 4;   // that a block takes through a chunk; through a span it takes more
 constexpr uint32_t attention_row_buffers = 2;   // of a chunk: its keys and its values
 constexpr uint32_t attention_span_buffers = 3;  // of a span: one is filled while two are read
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)

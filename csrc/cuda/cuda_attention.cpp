@@ -199,12 +199,14 @@ void CudaCommands::launch_attention(const AttentionOutput& output) {
   if (params.part_count == 0)
     return launch("attention_" + output.kind, {output.tiles, params.kv_heads}, attention_threads, params, shared);
   params.parts = room<float>(parts, sessions * part_bytes(params) * params.n);
+  const bool are_few = row_bytes > 0 && params.part_chunks == 1;  // queries of a block
   if (output.has_latents)
     launch("attention_" + output.kind, {output.tiles, sessions, params.part_count}, latent_threads, params, row_bytes);
   else
     launch(concat("attention_", row_bytes ? "row_" : "", params.part_chunks == 1 ? "chunks_" : "spans_", output.kind),
-           {output.tiles, sessions * params.kv_heads, params.part_count}, attention_threads, params,
-           row_bytes ? row_bytes : shared);
+           {are_few ? divide_up(params.heads / params.kv_heads, attention_row_queries) : output.tiles,
+            sessions * params.kv_heads, params.part_count},
+           attention_threads, params, row_bytes ? row_bytes : shared);
   const int64_t count = params.part_count;
   const int64_t spans = count / (span_chunks / params.part_chunks) + 2;
   launch("attention_merge", {params.heads * divide_up(params.dim, merge_numbers), params.n, sessions}, merge_threads,

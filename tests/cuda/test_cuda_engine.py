@@ -34,10 +34,13 @@ VARIANTS = {
     "long": latent(layer_kinds=("full",) * 2, mlp_kinds=("dense", "moe"), vocab_size=VOCAB, hidden_size=4608,
                    num_experts=4, moe_intermediate=128, shared_intermediate=128),
 }  # fmt: skip
-# As "wide", with so many experts that the router's rows are a tile, too.
-MANY_EXPERTS = hybrid(layer_kinds=("linear", "full"), mlp_kinds=("moe",) * 2, vocab_size=VOCAB, hidden_size=128,
-                      head_dim=64, rotary_dim=32, linear_key_dim=32, linear_value_dim=128, linear_value_heads=4,
-                      num_experts=16, moe_intermediate=128, shared_intermediate=128)  # fmt: skip
+# As "wide", with so many experts that the router's rows are a tile, too, and heads as attention of one row copies.
+MANY_EXPERTS = {
+    name: hybrid(layer_kinds=("linear", "full"), mlp_kinds=("moe",) * 2, vocab_size=VOCAB, hidden_size=128,
+                 head_dim=head_dim, rotary_dim=32, linear_key_dim=32, linear_value_dim=128, linear_value_heads=4,
+                 num_experts=16, moe_intermediate=128, shared_intermediate=128)
+    for name, head_dim in (("many experts", 64), ("long heads", 128))
+}  # fmt: skip
 FLOWS: dict[str, dict[str, Any]] = {
     "resident": {"expert_slots": 0},
     "streamed": {"expert_slots": 4, "readers": 2},
@@ -60,7 +63,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Stores:
 
     def make(name: str) -> Path:
         if not (root / name).exists():
-            synth(root / name, MANY_EXPERTS if name == "many experts" else VARIANTS[name])
+            synth(root / name, (VARIANTS | MANY_EXPERTS)[name])
         return root / name
 
     return make
@@ -126,7 +129,7 @@ def test_steps_that_read_give_the_bits_of_a_prefill(store: Stores) -> None:
 
 def test_a_step_of_a_resident_model_gives_the_bits_of_a_prefill(store: Stores) -> None:
     """Where all experts are in slots, the choice goes with their gate and up, and their down with the sum."""
-    model = load(store("many experts"))
+    model = load(store("long heads"))
     session = model.session(max_context=64)
     for seed in range(1, 9):  # so that every expert is read
         session.prefill(tokens(60, seed=seed, vocab=VOCAB))
@@ -136,7 +139,7 @@ def test_a_step_of_a_resident_model_gives_the_bits_of_a_prefill(store: Stores) -
         first = steps(session, ids[:1])
         assert cuda_gpu.launches() <= MOST_LAUNCHES_OF_RESIDENT_STEP and cuda_gpu.graph_launches() == 0
     found = np.concatenate([first, steps(session, ids[1:])])
-    expected = load(store("many experts"), chunk=32).session(max_context=32).prefill(ids, logits="all")
+    expected = load(store("long heads"), chunk=32).session(max_context=32).prefill(ids, logits="all")
     assert np.array_equal(found, expected)
 
 

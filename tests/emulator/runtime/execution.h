@@ -31,6 +31,7 @@ struct Copy {
   const void* from;
   uint32_t group;
   uint32_t bytes;
+  alignas(16) char early[16];  // what was there, if the kernel before had not ended; `from` is null then
 };
 
 // What a rendezvous needs comes first, in one line of the CPU's cache.

@@ -338,8 +338,12 @@ void* msl_dynamic_memory(uint32_t alignment, const char* name) {
 }
 
 void msl_copy_later(void* to, const void* from, uint32_t bytes) {
-  Thread& thread = *of_this_fiber().running;
-  thread.copies.push_back({to, from, thread.copy_groups, bytes});
+  Execution& execution = of_this_fiber();
+  Thread& thread = *execution.running;
+  thread.copies.push_back({to, from, thread.copy_groups, bytes, {}});
+  if (!execution.wait) return;
+  memcpy(thread.copies.back().early, from, bytes);
+  thread.copies.back().from = nullptr;
 }
 void msl_end_of_copies() { ++of_this_fiber().running->copy_groups; }
 // The next of the copies that are not of the last `still` groups; false when there is none.

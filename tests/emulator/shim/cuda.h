@@ -15,6 +15,7 @@ struct msl_copy {
   const void* from;
   uint32_t group;
   uint32_t bytes;
+  alignas(16) char early[16];
 };
 struct msl_exchanged {
   msl_snapshot* snapshot;
@@ -206,7 +207,7 @@ MSL_INLINE void multiply_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a
   multiply_bytes(d, a0, a1, a2, a3, b0, b1);
 }
 
-// A copy comes as late as it may.
+// A copy comes as late as it may, but reads at once before the kernel waits for the one before.
 MSL_INLINE void copy_16(void* to, const void* from) {
   if ((uint64_t)to % 16 || (uint64_t)from % 16) msl_undefined("a copy of sixteen bytes that is not aligned");
   msl_copy_later(to, from, 16);
@@ -220,10 +221,11 @@ template <uint32_t still>
 MSL_INLINE void wait_for_copies() {
   msl_copy copy;
   while (msl_next_copy(still, &copy)) {
+    const void* from = copy.from ? copy.from : copy.early;
     if (copy.bytes == 16)
-      *(uint4*)copy.to = *(const uint4*)copy.from;
+      *(uint4*)copy.to = *(const uint4*)from;
     else
-      *(uint32_t*)copy.to = *(const uint32_t*)copy.from;
+      *(uint32_t*)copy.to = *(const uint32_t*)from;
   }
 }
 
