@@ -141,9 +141,12 @@ class CudaCommands : public Commands {
     const uint64_t* slot_of = nullptr;
     const int* ids = nullptr;
 
-    int64_t count = 0;         // of blocks
-    int64_t rows = 0;          // of a block
-    bool are_aligned = false;  // all slots, to 16 bytes
+    int64_t count = 0;                   // of blocks
+    int64_t rows = 0;                    // of a block
+    bool are_aligned = false;            // all slots, to 16 bytes
+    bool are_tiles = false;              // blocks of a pair each, whose experts' tiles come to shared memory
+    std::optional<RowsParams> shared{};  // down of the shared expert, which goes with theirs
+    const float* shared_x = nullptr;
   };
   // Down of the experts that a router chose for one row, and perhaps of the shared one.
   struct ExpertOutputs {
@@ -368,12 +371,25 @@ class CudaCommands : public Commands {
   uint32_t tiles_together(int64_t tiles) const;
   void multiply_row(std::span<const Product> products);
   void multiply(std::span<const Product> products, int64_t n, bool together);
+  // Blocks that go through tiles of experts, pair by pair.
+  struct TilesRoom {
+    uint32_t blocks = 0;
+    uint32_t together = 0;
+    uint32_t bytes = 0;
+  };
+  std::optional<TilesRoom> tiles_room(const Matrix& matrix) const;
+  bool go_by_tiles(const ChosenExpertArgs& args, int64_t pairs, bool are_aligned) const;
+  void launch_tiles(const char* name, const Lists& lists, const Matrix& matrix, bool is_double,
+                    const ExpertParams& params);
+  bool takes_rows_down(Lists& lists, const ChosenExpertArgs& args, const RowsProduct& shared) const;
   Lists lists_of(const ExpertArgs& args);
   Lists group(const ChosenExpertArgs& args, int64_t pairs, const RouteParams* route = nullptr);
   ExpertParams expert_params(const Lists& lists, int64_t base, const Matrix& matrix, const Second& second, View bias,
                              int64_t k, View x, View out) const;
   void product_of_experts(const char* kernel, const Lists& lists, int64_t base, const Matrix& matrix,
                           const Second& second, View bias, int64_t k, View x, View out);
+  void multiply_pairs(const std::string& kernel, const Lists& lists, const Matrix& matrix, bool aligned, uint32_t tiles,
+                      ExpertParams params);
   void feed_forward(const Lists& lists, const ExpertMatrices& expert, int64_t base, const ExpertArgs& args);
 
   Launches& launches_;

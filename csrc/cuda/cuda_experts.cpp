@@ -1,7 +1,11 @@
 // The experts, which are products of matrices that each row has others of.
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <utility>
 
 #include "cuda/stored_matrices.h"
+#include "cuda/tiles_params.h"
 #include "cuda/wide.h"
 #include "gpu/products.h"
 
@@ -9,6 +13,9 @@ namespace moeflux::cuda {
 namespace {
 
 constexpr int64_t most_grouped = 65535;  // pairs, whose counts are numbers of 16 bits
+
+constexpr uint32_t chip_bytes = 1 << 10;       // of a block, by the chip
+constexpr uint32_t tiles_own_bytes = 9 << 10;  // that a block of tiles has besides them and their sums
 
 // In shared memory: digits and groups of the columns that a block of few rows has at once.
 uint32_t few_bytes(const Matrix& matrix) {
@@ -19,6 +26,56 @@ uint32_t few_bytes(const Matrix& matrix) {
 }
 
 }  // namespace
+
+// Two blocks on each multiprocessor if they have room: one multiplies while the other waits. Each has two places for
+// tiles, with two for each team of warps.
+std::optional<CudaCommands::TilesRoom> CudaCommands::tiles_room(const Matrix& matrix) const {
+  const auto columns = static_cast<uint32_t>(matrix.columns), bits = static_cast<uint32_t>(matrix.format.bits);
+  const uint32_t all_parts = columns / part_columns, of_team = divide_up(all_parts, copied_parts);
+  if (of_team > tiles_warps) return std::nullopt;
+  const Chip& chip = launches_.chip();
+  const uint32_t teams = tiles_warps / of_team;
+  const uint32_t of_tile =
+      copied_tile_bytes(columns / pack * bits, all_parts * 4) + all_parts * tile_rows * uint32_t{sizeof(float)};
+  for (const auto& [blocks, together] : {std::pair{2u, 2 * teams}, {2u, teams}, {1u, teams}}) {
+    const uint32_t bytes = 2 * together * of_tile;
+    if (bytes + tiles_own_bytes <=
+        std::min(chip.shared_bytes, chip.shared_bytes_of_multiprocessor / blocks - chip_bytes))
+      return TilesRoom{.blocks = blocks * chip.multiprocessors, .together = together, .bytes = bytes};
+  }
+  return std::nullopt;
+}
+
+// Hardly more than a pair of each expert. With more, what comes from the L2 cache again takes longer than digits.
+bool CudaCommands::go_by_tiles(const ChosenExpertArgs& args, int64_t pairs, bool are_aligned) const {
+  const ExpertMatrices& e = args.first;
+  return pairs <= args.experts && pairs <= int64_t{few_experts} && are_aligned && launches_.chip().has(9) &&
+         is_aligned(args.x.bytes()) && is_aligned(args.scratch.bytes()) &&
+         std::ranges::all_of(std::array{&e.gate, &e.up, &e.down},
+                             [&](const Matrix* matrix) { return may_be_copied(*matrix, 0) && tiles_room(*matrix); });
+}
+
+// With down goes the shared expert.
+void CudaCommands::launch_tiles(const char* name, const Lists& lists, const Matrix& matrix, bool is_double,
+                                const ExpertParams& params) {
+  const TilesRoom room = *tiles_room(matrix);
+  ExpertTilesParams tiles = {.experts = params,
+                             .shared = {},
+                             .shared_x = nullptr,
+                             .shared_out = nullptr,
+                             .shared_rows = 0,
+                             .pairs = static_cast<uint32_t>(lists.count),
+                             .together = room.together,
+                             .nothing = 0};
+  if (!is_double && lists.shared) {
+    const RowsParams& own = *lists.shared;
+    tiles.shared = own.matrices[0];
+    tiles.shared_x = lists.shared_x;
+    tiles.shared_out = own.out[0];
+    tiles.shared_rows = own.n;
+  }
+  launch(concat(name, "_tiles_", matrix.format.bits), {room.blocks}, tiles_warps * lanes, tiles, room.bytes);
+}
 
 CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {
   Lists lists;
@@ -94,50 +151,58 @@ void CudaCommands::product_of_experts(const char* name, const Lists& lists, int6
   ExpertParams params = expert_params(lists, base, matrix, second, bias, k, x, out);
   const bool aligned =
       lists.are_aligned && is_aligned(matrix, base) && (!second.matrix || is_aligned(*second.matrix, base));
+  if (lists.are_tiles) return launch_tiles(name, lists, matrix, second.matrix != nullptr, params);
   const std::string kernel = concat(name, kind_of(lists.rows), format_name(matrix.format, aligned));
   const auto blocks = static_cast<uint32_t>(lists.count);
   if (!has_digits(matrix.format))
     return launch(kernel, {divide_up(matrix.rows, plain_outputs_of(matrix.format, lists.rows)), blocks},
                   plain_warps * lanes, params);
-  if (lists.rows > 1) {
-    const uint32_t of_block = divide_up(lists.rows, fragment_rows);
-    const int64_t fragments = int64_t{blocks} * of_block;
-    auto* made = room<uint8_t>(digits, digit_bytes(fragments, matrix.columns));
-    auto* made_groups = room<DigitGroup>(groups, group_bytes(fragments, matrix.columns / matrix.format.group_size));
-    launch_digits(DigitsParams{.x = params.x,
-                               .blocks = lists.blocks,
-                               .pairs = lists.pairs,
-                               .digits = made,
-                               .groups = made_groups,
-                               .x_batch = 0,
-                               .x_stride = params.columns,
-                               .columns = params.columns,
-                               .group_steps = params.group_steps,
-                               .n = 0,
-                               .block_fragments = of_block,
-                               .k = params.k,
-                               .in_halves = lists.rows >= many_rows,
-                               .nothing = 0},
-                  fragments, 1);
-    params.digits = made;
-    params.groups = made_groups;
-  }
   const uint32_t tiles = divide_up(matrix.rows, second.matrix ? tile_rows / 2 : tile_rows);
-  if (lists.rows == 1 && are_wide(matrix.rows, matrix.columns) && may_be_copied(matrix, base) && aligned &&
-      (!second.matrix || may_be_copied(*second.matrix, base)) && reinterpret_cast<uintptr_t>(params.x) % 16 == 0) {
-    const auto bits = static_cast<uint32_t>(matrix.format.bits);
-    if (const std::optional<CopiedRoom> room = wide_room(params.columns, bits, tiles, blocks))
-      return launch(concat(name, "_wide_", bits), {divide_up(tiles, room->of_block), blocks}, room->threads,
-                    WideExpertParams{params, room->tile_parts, room->places, room->together, 0}, room->bytes);
-  }
-  if (lists.rows > 1 && lists.rows <= few_rows && is_known(matrix.format) && (aligned || matrix.format.is_mxfp4()))
-    return launch(kernel, {divide_up(tiles, few_warps), blocks}, few_warps * lanes, params, few_bytes(matrix));
-  // Where each block has a pair, the digits of its row serve as many tiles as leave every processor its blocks.
-  if (lists.rows >= many_rows)
-    return launch(kernel, {divide_up(tiles, many_warps), blocks}, many_warps * lanes, params,
-                  many_bytes(matrix.format, lists.rows));
-  const uint32_t together = lists.rows > 1 ? 1 : std::min(tiles, tiles_together(int64_t{tiles} * blocks));
+  if (lists.rows > 1) return multiply_pairs(kernel, lists, matrix, aligned, tiles, params);
+  const bool are_slabs = are_wide(matrix.rows, matrix.columns) && aligned && may_be_copied(matrix, base) &&
+                         (!second.matrix || may_be_copied(*second.matrix, base)) && is_aligned(x.bytes());
+  const auto bits = static_cast<uint32_t>(matrix.format.bits);
+  if (const auto room = are_slabs ? wide_room(params.columns, bits, tiles, blocks) : std::nullopt)
+    return launch(concat(name, "_wide_", bits), {divide_up(tiles, room->of_block), blocks}, room->threads,
+                  WideExpertParams{params, room->tile_parts, room->places, room->together, 0}, room->bytes);
+  // The digits of a row serve as many tiles as leave every processor its blocks.
+  const uint32_t together = std::min(tiles, tiles_together(int64_t{tiles} * blocks));
   launch(kernel, {divide_up(tiles, together), blocks}, product_threads(matrix.columns), params);
+}
+
+// Where a block may have several pairs, whose digits are made before.
+void CudaCommands::multiply_pairs(const std::string& kernel, const Lists& lists, const Matrix& matrix, bool aligned,
+                                  uint32_t tiles, ExpertParams params) {
+  const auto blocks = static_cast<uint32_t>(lists.count);
+  const uint32_t of_block = divide_up(lists.rows, fragment_rows);
+  const int64_t fragments = int64_t{blocks} * of_block;
+  auto* made = room<uint8_t>(digits, digit_bytes(fragments, matrix.columns));
+  auto* made_groups = room<DigitGroup>(groups, group_bytes(fragments, matrix.columns / matrix.format.group_size));
+  const bool are_many = lists.rows >= many_rows;
+  launch_digits(DigitsParams{.x = params.x,
+                             .blocks = lists.blocks,
+                             .pairs = lists.pairs,
+                             .digits = made,
+                             .groups = made_groups,
+                             .x_batch = 0,
+                             .x_stride = params.columns,
+                             .columns = params.columns,
+                             .group_steps = params.group_steps,
+                             .n = 0,
+                             .block_fragments = of_block,
+                             .k = params.k,
+                             .in_halves = are_many,
+                             .nothing = 0},
+                fragments, 1);
+  params.digits = made;
+  params.groups = made_groups;
+  if (are_many)
+    launch(kernel, {divide_up(tiles, many_warps), blocks}, many_warps * lanes, params,
+           many_bytes(matrix.format, lists.rows));
+  else if (is_known(matrix.format) && (aligned || matrix.format.is_mxfp4()))
+    launch(kernel, {divide_up(tiles, few_warps), blocks}, few_warps * lanes, params, few_bytes(matrix));
+  else
+    launch(kernel, {tiles, blocks}, product_threads(matrix.columns), params);
 }
 
 void CudaCommands::feed_forward(const Lists& lists, const ExpertMatrices& e, int64_t base, const ExpertArgs& args) {
@@ -171,7 +236,8 @@ CudaCommands::Lists CudaCommands::group(const ChosenExpertArgs& args, int64_t pa
   lists.are_aligned = args.alignment % 16 == 0 && is_aligned(View{args.first.gate.weight.buffer, 0}.bytes());
   for (const Matrix* matrix : {&args.first.gate, &args.first.up, &args.first.down})
     lists.are_aligned = lists.are_aligned && is_aligned(*matrix, 0);
-  const int64_t usual = usual_pairs(pairs, args.experts);
+  lists.are_tiles = go_by_tiles(args, pairs, lists.are_aligned);
+  const int64_t usual = lists.are_tiles ? 1 : usual_pairs(pairs, args.experts);
   lists.rows = most_rows;
   for (const Matrix* matrix : {&args.first.gate, &args.first.up, &args.first.down})
     lists.rows = std::min(lists.rows, rows_of_block(matrix->format, usual, lists.are_aligned));
@@ -198,6 +264,27 @@ CudaCommands::Lists CudaCommands::group(const ChosenExpertArgs& args, int64_t pa
   return lists;
 }
 
+// Down of the shared expert, which goes with down of the others.
+bool CudaCommands::takes_rows_down(Lists& lists, const ChosenExpertArgs& args, const RowsProduct& shared) const {
+  const RowsParams& own = shared.params;
+  const ExpertMatrices& e = args.first;
+  const auto columns = static_cast<uint32_t>(e.down.columns), rows = static_cast<uint32_t>(e.down.rows);
+  if (!lists.are_tiles || e.gate.format != e.up.format || own.columns != columns || own.rows[0] != rows ||
+      own.bits[0] != static_cast<uint32_t>(e.down.format.bits) || own.number != number_of(e.down.format) ||
+      shared.x_stride != columns || own.out_stride[0] != rows || own.residual ||
+      reinterpret_cast<uintptr_t>(shared.x) % 16 != 0)
+    return false;
+  const int64_t pairs = own.n * args.k, shared_count = int64_t{own.n} * rows, x_count = int64_t{own.n} * columns;
+  const auto* scratch = address<const float>(args.scratch);
+  const auto* out = address<const float>(args.out);
+  if (meet(own.out[0], shared_count, scratch, pairs * columns) || meet(own.out[0], shared_count, out, pairs * rows) ||
+      meet(own.out[0], shared_count, shared.x, x_count) || meet(out, pairs * rows, shared.x, x_count))
+    return false;
+  lists.shared = own;
+  lists.shared_x = shared.x;
+  return true;
+}
+
 // A row's pairs have a block each, and find their experts themselves.
 void CudaCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
   op("chosen_expert_ffn", [&] {
@@ -207,8 +294,10 @@ void CudaCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
     const ExpertArgs rest = {args.x,       n,        args.hidden, args.intermediate, args.k, {},
                              args.scratch, args.out, args.flavour};
     if (const std::optional<RowsForward> forward = take_rows_choice(args, n)) {
-      feed_forward(group(args, pairs, &forward->route), args.first, 0, rest);
-      if (forward->down) wait_with(*forward->down);
+      lists = group(args, pairs, &forward->route);
+      const bool has_shared = forward->down && takes_rows_down(lists, args, *forward->down);
+      feed_forward(lists, args.first, 0, rest);
+      if (forward->down && !has_shared) wait_with(*forward->down);
       return;
     }
     if (n > 1 && pairs <= most_grouped) return feed_forward(group(args, pairs), args.first, 0, rest);

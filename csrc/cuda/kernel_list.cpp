@@ -63,6 +63,7 @@ std::vector<KernelFile> make_list() {
       {"expert_gate_up", experts("expert_gate_up"), true},
       {"expert_gate_up_decoded", of_decoded("expert_gate_up"), true},
       {"expert_row", kernel_names({{{"routed_gate_up_", "expert_sum_"}, {"4", "8"}}}), true},
+      {"expert_tiles", kernel_names({{{"expert_gate_up_tiles_", "expert_down_tiles_"}, {"4", "8"}}}), true},
       {"hyper", {"silu_of", "hyper_norm", "hyper_mix", "hyper_add", "ngram_gate"}},
       {"matmul", kernel_names({{{"matmul_one_", "matmul_each_"}, formats}}), true},
       {"matmul_decoded", kernel_names({{{"matmul_each_", "matmul_few_"}, decoded}}), true},

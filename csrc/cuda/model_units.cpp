@@ -76,6 +76,7 @@ void add_experts(const WorkSizes& sizes, Wanted& wanted) {
     if (is_copied(matrix) && are_wide(matrix.rows, matrix.columns))
       wanted.add(concat(name, "_wide_", matrix.format.bits));
     for (const char* kind : {"_many_", "_most_"}) wanted.add(concat(name, kind, ending_of(matrix)));
+    if (is_copied(matrix)) wanted.add(concat(name, "_tiles_", matrix.format.bits));
   };
   for (const auto& [gate, up, down] : sizes.experts) {
     if (gate.format == up.format) {

@@ -245,6 +245,22 @@ def test_experts_of_a_few_rows(format: QuantFormat, hidden: int) -> None:
     assert found.any(axis=1).all()
 
 
+@pytest.mark.parametrize("hidden", [640, 1152, 2048])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_experts_of_a_pair_each(bits: int, hidden: int) -> None:
+    """By tiles in shared memory that a block takes one after the other, of one pair and of the next: for one team of
+    warps or for several, with warps that have none, the last tiles not whole. The same bits as by codes in
+    registers."""
+    rng = np.random.default_rng(hidden + bits)
+    experts = experts_of(rng, QuantFormat.affine(bits, 64), 14, hidden, 128)
+    x = numbers(rng, 2, hidden) / 8
+    ids = np.array([[9, 3, 0], [13, 9, 4]], np.int32)
+    found = cuda.chosen_expert_ffn(x, experts, ids)
+    one_by_one = [(int(expert), [pair]) for pair, expert in enumerate(ids.reshape(-1))]
+    assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 3), found)
+    assert found.any(axis=1).all()
+
+
 @pytest.mark.parametrize("rows", [2, 9, 70, 90])
 @pytest.mark.parametrize("format", [QuantFormat.affine(4, 64), QuantFormat.affine(5, 32), *PLAIN[:1]], ids=str)
 def test_experts_that_routers_of_several_rows_chose(format: QuantFormat, rows: int) -> None:

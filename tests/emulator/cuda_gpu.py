@@ -44,6 +44,7 @@ class _Emulation(ctypes.Structure):
         ("major", ctypes.c_int32),
         ("minor", ctypes.c_int32),
         ("patience", ctypes.c_uint32),
+        ("multiprocessors", ctypes.c_int32),
         ("checked", ctypes.c_bool),
     ]
 
@@ -64,6 +65,7 @@ class Emulation:
     major: int = 9
     minor: int = 0
     patience: int = 60_000  # milliseconds, after which a stream that holds is a deadlock
+    multiprocessors: int = 4
     checked: bool = False  # every load and store
 
 

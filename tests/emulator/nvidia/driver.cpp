@@ -159,7 +159,7 @@ static int shared_bytes_of_block() { return emulation().major == 9 ? 232448 : 10
 EXPORT Result cuDeviceGetAttribute(int* value, int which, int) {
   ENTER(false);
   const std::map<int, int> values = {{api::attribute_max_threads, 1024},
-                                     {api::attribute_multiprocessors, 4},
+                                     {api::attribute_multiprocessors, emulation().multiprocessors},
                                      {api::attribute_l2_bytes, 1 << 20},
                                      {api::attribute_major, emulation().major},
                                      {api::attribute_minor, emulation().minor},

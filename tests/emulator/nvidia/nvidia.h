@@ -17,7 +17,8 @@ struct CudaEmulation {
   int32_t devices;
   int32_t major, minor;  // compute capability
   uint32_t patience;     // milliseconds, after which a stream that holds is a deadlock
-  bool checked;          // every load and store of kernels
+  int32_t multiprocessors;
+  bool checked;  // every load and store of kernels
 };
 // Counts calls and kernels from 0 again. A broken context is whole again, as in a new process.
 void cuda_emulate(const CudaEmulation* how);

@@ -1,0 +1,18 @@
+// The argument of the experts of a few rows, by tiles in shared memory.
+#pragma once
+#include "params.h"
+
+namespace moeflux::cuda {
+
+struct ExpertTilesParams {
+  ExpertParams experts;   // whose blocks have a pair each
+  StoredMatrix shared;    // another expert with as many rows and columns, that all rows go through
+  const float* shared_x;  // rows of x, one after the other
+  float* shared_out;
+  uint32_t shared_rows;  // of x, 0 if there is no such expert
+  uint32_t pairs;
+  uint32_t together;  // tiles of a place
+  uint32_t nothing;
+};
+
+}  // namespace moeflux::cuda
