@@ -146,6 +146,8 @@ Device::Device(int number) : api_(driver()) {
   };
   size_t memory = 0;
   check(api_.device_memory(&memory, number_), "cuda: cuDeviceTotalMem");
+  int version = 0;
+  check(api_.driver_version(&version), "cuda: cuDriverGetVersion");
   chip_ = {.name = name_of(api_, number_),
            .major = attribute(attribute_major),
            .minor = attribute(attribute_minor),
@@ -155,6 +157,7 @@ Device::Device(int number) : api_(driver()) {
            .max_threads = static_cast<uint32_t>(attribute(attribute_max_threads)),
            .l2_bytes = attribute(attribute_l2_bytes),
            .memory_bytes = static_cast<int64_t>(memory),
+           .copies_together = api_.copy_batch && version >= driver_of_batches,
            .pins_arenas = attribute(attribute_same_pinned_address) != 0};
   if (!chip_.has(oldest_major, oldest_minor))
     throw DeviceError(concat("cuda: expected a GPU of compute capability ", oldest_major, ".", oldest_minor,

@@ -70,6 +70,20 @@ struct GraphEdge {
 // this one has ended, and waits by itself.
 constexpr GraphEdge programmatic_edge = {1, 0, 1, {}};
 
+// CUmemcpyAttributes, of copies that begin together
+struct CopyAttributes {
+  struct Place {
+    int type;
+    int number;
+  };
+  int access_order;
+  Place from;  // hints
+  Place to;
+  unsigned flags;
+};
+constexpr int access_in_stream_order = 1;  // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+constexpr int driver_of_batches = 13000;   // as the driver says it
+
 // call(name here, name there, type): what the driver must have.
 // clang-format off
 #define MOEFLUX_CUDA_DRIVER(call)                                                                                      \
@@ -122,10 +136,13 @@ constexpr GraphEdge programmatic_edge = {1, 0, 1, {}};
        Result(GraphExecHandle, GraphNodeHandle, const KernelNodeParams*))                                              \
   call(launch_graph, cuGraphLaunch, Result(GraphExecHandle, StreamHandle))
 
-// What a newer driver has: 12.3.
+// What a newer driver has: 12.3, and 13.0.
 #define MOEFLUX_CUDA_NEWER_DRIVER(call)                                                                                \
   call(add_edges, cuGraphAddDependencies_v2,                                                                           \
-       Result(GraphHandle, const GraphNodeHandle*, const GraphNodeHandle*, const GraphEdge*, size_t))
+       Result(GraphHandle, const GraphNodeHandle*, const GraphNodeHandle*, const GraphEdge*, size_t))                  \
+  call(copy_batch, cuMemcpyBatchAsync_v2,                                                                              \
+       Result(const Address*, const Address*, const size_t*, size_t, const CopyAttributes*, const size_t*, size_t,     \
+              StreamHandle))
 
 // The same for NVRTC.
 using Program = struct ProgramOfCompiler*;  // nvrtcProgram

@@ -32,7 +32,8 @@ struct Chip {
   uint32_t max_threads = 0;  // of a block
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
-  bool pins_arenas = false;  // whether memory that was there before may be pinned, at the address that the host has
+  bool copies_together = false;  // whether one call of the driver begins several copies
+  bool pins_arenas = false;      // whether memory that was there before may be pinned, at the address that the host has
 
   bool has(int wanted_major, int wanted_minor = 0) const {
     return major != wanted_major ? major > wanted_major : minor >= wanted_minor;

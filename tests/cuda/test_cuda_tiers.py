@@ -61,6 +61,20 @@ def test_neither_number_of_slots_changes_a_bit(store: Path) -> None:
             assert model._engine.held == model._engine.memory.total
 
 
+def test_a_driver_that_takes_one_copy_at_a_time(store: Path, on_cuda: str | None) -> None:
+    if on_cuda == "real":
+        pytest.skip("the driver of a GPU is as it is")
+    with load(store) as model:
+        expected = use(model)
+    calls = []
+    for version in (13000, 12000):
+        with cuda_gpu.emulating(driver_version=version, fail_in=b"cuMemcpyBatchAsync_v2"):
+            with load(store, expert_slots=4, host_slots=12) as model:
+                assert np.array_equal(use(model), expected)
+            calls.append(cuda_gpu.calls())
+    assert calls[0] > 0 and calls[1] == 0
+
+
 def test_both_budgets_are_kept(store: Path) -> None:
     whole = plan(store, backend="cuda", memory="1TB", context=64, chunk=16, threads=1, readers=2, sessions=2)
     floor = whole.device_floor_bytes

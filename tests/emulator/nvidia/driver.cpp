@@ -211,6 +211,18 @@ EXPORT Result cuMemcpyAsync(api::Address to, api::Address from, size_t bytes, ap
   as<Stream>(stream)->add([=] { copy_now(to, from, bytes); });
   return success;
 }
+// One after the other, the last first: the driver promises no order.
+EXPORT Result cuMemcpyBatchAsync_v2(const api::Address* to, const api::Address* from, const size_t* bytes, size_t count,
+                                    const api::CopyAttributes* attributes, const size_t* first, size_t kinds,
+                                    api::StreamHandle stream) {
+  ENTER();
+  if (kinds != 1 || *first != 0 || attributes->access_order != api::access_in_stream_order) return invalid_value;
+  for (size_t i = 0; i < count; ++i)
+    if (bytes[i] == 0 || !memory().holds(to[i], bytes[i]) || !memory().holds(from[i], bytes[i])) return invalid_value;
+  for (size_t i = count; i-- > 0;)
+    as<Stream>(stream)->add([to = to[i], from = from[i], bytes = bytes[i]] { copy_now(to, from, bytes); });
+  return success;
+}
 EXPORT Result cuMemsetD8Async(api::Address to, unsigned char value, size_t bytes, api::StreamHandle stream) {
   ENTER();
   if (!memory().holds(to, bytes)) return invalid_value;
