@@ -74,7 +74,7 @@ demo: $(PACKAGE)
 # All tests run in two processes, because every machine has two cores: the folders where models run and where GPUs are
 # emulated, and the others with what benchmarks compare. They are divided by folders, so that the same tests meet in one
 # process every time.
-RUNNING = tests/cuda tests/engine tests/gpu
+RUNNING = tests/cuda tests/engine tests/gpu tests/io tests/metal tests/runtime
 OTHERS = $(filter-out $(RUNNING),$(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py))))) \
          $(addprefix bench/ops/test_ops.py::,test_every_op_is_measured test_numpy_computes_the_same)
 
