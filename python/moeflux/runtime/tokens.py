@@ -18,6 +18,8 @@ Tokens = Sequence[int] | np.ndarray
 def token_array(tokens: Tokens) -> np.ndarray:
     """A copy as int32, so that nobody changes the tokens while the engine reads them. It refuses what is no whole
     number: 1.5 is no token, and neither is True."""
+    if type(tokens) is list and all(type(token) is int and abs(token) < 1 << 31 for token in tokens):
+        return np.array(tokens, np.int32)  # nothing is left to refuse; it is a part of every step
     try:
         array = np.asarray(tokens)
     except (ValueError, OverflowError) as error:
