@@ -15,8 +15,7 @@ constexpr int64_t few_conv_rows = 8;
 
 // Whether cached rows may be loaded sixteen bytes at a time, as far as their blocks go.
 bool blocks_are_aligned(const gpu::AttentionTask& task) {
-  return std::ranges::all_of(
-      task.k.blocks, [](const View& block) { return !block || reinterpret_cast<uintptr_t>(block.bytes()) % 16 == 0; });
+  return std::ranges::all_of(task.k.blocks, [](const View& block) { return !block || is_aligned(block.bytes()); });
 }
 
 // Whether there are kernels that have keys and values in shared memory: for some widths, and rows that are loaded
@@ -136,8 +135,7 @@ void CudaCommands::run_attention(const gpu::AttentionTask& task, int64_t n) {
   const Chip& chip = launches_.chip();
   const bool is_copied = rows_may_be_copied(task);
   const std::string copied_kind = concat(gpu::type_of(task.k), "_", task.q.dim);
-  const bool are_large = is_copied && reinterpret_cast<uintptr_t>(params.out) % 16 == 0 &&
-                         chip.shared_bytes >= attention_tile_bytes(params.dim);
+  const bool are_large = is_copied && is_aligned(params.out) && chip.shared_bytes >= attention_tile_bytes(params.dim);
   if (n > 1 && 2 * large_tiles * task.kv_heads >= chip.multiprocessors && are_large)
     return wait_with(AttentionOutput{copied_kind, params, large_tiles, true, 0, {params.rows}});
 
@@ -297,13 +295,11 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
     const uint32_t spread = grid_of_many.x * grid_of_many.y <= chip.multiprocessors && chip.has(8)
                                 ? chip.shared_bytes_of_multiprocessor / 2
                                 : 0;
-    const auto is_aligned = [](const void* at, int64_t stride) {
-      return reinterpret_cast<uintptr_t>(at) % 16 == 0 && stride % 4 == 0;
-    };
+    const auto are_aligned = [](const void* at, int64_t strides) { return is_aligned(at) && strides % 4 == 0; };
     if (n > delta_stage && params.key_dim == delta_key_dim && params.value_dim % delta_many_values == 0 &&
-        is_aligned(params.q, params.q_row_stride | params.q_head_stride) &&
-        is_aligned(params.k, params.k_row_stride | params.k_head_stride) &&
-        is_aligned(params.v, params.v_row_stride | params.v_head_stride) && is_aligned(params.state, 0))
+        are_aligned(params.q, params.q_row_stride | params.q_head_stride) &&
+        are_aligned(params.k, params.k_row_stride | params.k_head_stride) &&
+        are_aligned(params.v, params.v_row_stride | params.v_head_stride) && is_aligned(params.state))
       return launch("gated_delta_many", grid_of_many, delta_warps * lanes, params, spread);
     const Extent grid = {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)};
     if (n == 1) return wait_with(DeltaRow{kernel, grid, params, {params.state}, {}});

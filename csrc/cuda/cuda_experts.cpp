@@ -14,7 +14,6 @@ namespace {
 
 constexpr int64_t most_grouped = 65535;  // pairs, whose counts are numbers of 16 bits
 
-constexpr uint32_t chip_bytes = 1 << 10;       // of a block, by the chip
 constexpr uint32_t tiles_own_bytes = 9 << 10;  // that a block of tiles has besides them and their sums
 
 // In shared memory: digits and groups of the columns that a block of few rows has at once.
@@ -23,6 +22,10 @@ uint32_t few_bytes(const Matrix& matrix) {
   const int64_t step_groups = steps / group_steps_of(matrix.format);
   return static_cast<uint32_t>(steps * few_step_bytes +
                                step_groups * few_rows * static_cast<int64_t>(sizeof(DigitGroup)));
+}
+
+bool slots_are_aligned(const ChosenExpertArgs& args) {
+  return args.alignment % 16 == 0 && is_aligned(View{args.first.gate.weight.buffer, 0}.bytes());
 }
 
 }  // namespace
@@ -35,12 +38,10 @@ std::optional<CudaCommands::TilesRoom> CudaCommands::tiles_room(const Matrix& ma
   if (of_team > tiles_warps) return std::nullopt;
   const Chip& chip = launches_.chip();
   const uint32_t teams = tiles_warps / of_team;
-  const uint32_t of_tile =
-      copied_tile_bytes(columns / pack * bits, all_parts * 4) + all_parts * tile_rows * uint32_t{sizeof(float)};
+  const uint32_t of_tile = tile_bytes(columns, bits) + all_parts * tile_rows * uint32_t{sizeof(float)};
   for (const auto& [blocks, together] : {std::pair{2u, 2 * teams}, {2u, teams}, {1u, teams}}) {
     const uint32_t bytes = 2 * together * of_tile;
-    if (bytes + tiles_own_bytes <=
-        std::min(chip.shared_bytes, chip.shared_bytes_of_multiprocessor / blocks - chip_bytes))
+    if (bytes + tiles_own_bytes <= chip.shared_bytes_beside(blocks))
       return TilesRoom{.blocks = blocks * chip.multiprocessors, .together = together, .bytes = bytes};
   }
   return std::nullopt;
@@ -233,7 +234,7 @@ void CudaCommands::expert_ffn(const ExpertArgs& args) {
 // blocks for as many pairs as would be its share, unless that is few.
 CudaCommands::Lists CudaCommands::group(const ChosenExpertArgs& args, int64_t pairs, const RouteParams* route) {
   Lists lists;
-  lists.are_aligned = args.alignment % 16 == 0 && is_aligned(View{args.first.gate.weight.buffer, 0}.bytes());
+  lists.are_aligned = slots_are_aligned(args);
   for (const Matrix* matrix : {&args.first.gate, &args.first.up, &args.first.down})
     lists.are_aligned = lists.are_aligned && is_aligned(*matrix, 0);
   lists.are_tiles = go_by_tiles(args, pairs, lists.are_aligned);
@@ -271,8 +272,7 @@ bool CudaCommands::takes_rows_down(Lists& lists, const ChosenExpertArgs& args, c
   const auto columns = static_cast<uint32_t>(e.down.columns), rows = static_cast<uint32_t>(e.down.rows);
   if (!lists.are_tiles || e.gate.format != e.up.format || own.columns != columns || own.rows[0] != rows ||
       own.bits[0] != static_cast<uint32_t>(e.down.format.bits) || own.number != number_of(e.down.format) ||
-      shared.x_stride != columns || own.out_stride[0] != rows || own.residual ||
-      reinterpret_cast<uintptr_t>(shared.x) % 16 != 0)
+      shared.x_stride != columns || own.out_stride[0] != rows || own.residual || !is_aligned(shared.x))
     return false;
   const int64_t pairs = own.n * args.k, shared_count = int64_t{own.n} * rows, x_count = int64_t{own.n} * columns;
   const auto* scratch = address<const float>(args.scratch);
@@ -306,7 +306,7 @@ void CudaCommands::chosen_expert_ffn(const ChosenExpertArgs& args, int64_t n) {
     lists.ids = address<const int>(args.ids);
     lists.count = pairs;
     lists.rows = 1;
-    lists.are_aligned = args.alignment % 16 == 0 && is_aligned(View{args.first.gate.weight.buffer, 0}.bytes());
+    lists.are_aligned = slots_are_aligned(args);
     if (n == 1 && takes_choice(args, lists)) return;
     feed_forward(lists, args.first, 0, rest);
   });

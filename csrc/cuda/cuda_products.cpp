@@ -177,7 +177,7 @@ void CudaCommands::multiply_row(std::span<const Product> products) {
   // row.
   const OneRowParams& of = product.params;
   for (const float* row : {of.x, of.weight, static_cast<const float*>(of.normed)})
-    product.is_copied = product.is_copied && is_aligned(reinterpret_cast<const std::byte*>(row));
+    product.is_copied = product.is_copied && is_aligned(row);
   product.is_copied = product.is_copied && of.rows[0] >= fragment_rows;
   if (takes_heads(product)) return;
   wait_with(std::move(product));

@@ -100,9 +100,9 @@ bool CudaCommands::takes_norm_of_convolved(const HeadParams& norm) {
   if (!waiting || waiting->k || waiting->sessions.size() != norm.n) return false;
   const ConvParams& conv = waiting->params;
   const int64_t width = int64_t{norm.heads} * norm.dim;
-  if (conv.taps != 4 || conv.dilation != 1 || reinterpret_cast<uintptr_t>(conv.weight) % 16 != 0 || norm.weight ||
-      norm.head_stride != norm.dim || norm.row_stride != conv.channels || norm.dim % lanes != 0 ||
-      norm.dim > max_key_dim || conv.channels % norm.dim != 0 || 2 * width > conv.channels)
+  if (conv.taps != 4 || conv.dilation != 1 || !is_aligned(conv.weight) || norm.weight || norm.head_stride != norm.dim ||
+      norm.row_stride != conv.channels || norm.dim % lanes != 0 || norm.dim > max_key_dim ||
+      conv.channels % norm.dim != 0 || 2 * width > conv.channels)
     return false;
   std::optional<HeadParams>& own = waiting->q ? waiting->k : waiting->q;
   if (waiting->q && (norm.x != waiting->q->x + width || norm.dim != waiting->q->dim)) return false;

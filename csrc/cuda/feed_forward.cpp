@@ -4,23 +4,18 @@
 #include <bit>
 #include <utility>
 
-#include "cuda/cuda_commands.h"
+#include "cuda/stored_matrices.h"
 #include "gpu/products.h"
 
 namespace moeflux::cuda {
 namespace {
 
-constexpr uint32_t reserved_bytes = 1 << 10;  // of a block, by the chip
-constexpr uint32_t own_bytes = 21 << 10;      // that blocks have besides tiles and sums
+constexpr uint32_t own_bytes = 21 << 10;  // that blocks have besides tiles and sums
 
 bool meet(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
   const auto* first = static_cast<const std::byte*>(a);
   const auto* second = static_cast<const std::byte*>(b);
   return first < second + b_bytes && second < first + a_bytes;
-}
-
-uint32_t tile_bytes(uint32_t columns, uint32_t bits) {
-  return copied_tile_bytes(columns / pack * bits, columns / part_columns * 4);
 }
 
 }  // namespace
@@ -40,7 +35,7 @@ std::optional<CudaCommands::CopiedRoom> CudaCommands::copied_room(uint32_t colum
       tile_bytes(columns, bits) + 2 * all_parts * tile_rows * uint32_t{sizeof(float)};  // with its sums
   for (uint32_t blocks = tiles > chip.multiprocessors ? 2 : 1; blocks > 0; --blocks) {
     const uint32_t of_block = divide_up(tiles, chip.multiprocessors * blocks);
-    const uint32_t bytes = std::min(chip.shared_bytes, chip.shared_bytes_of_multiprocessor / blocks - reserved_bytes);
+    const uint32_t bytes = chip.shared_bytes_beside(blocks);
     const uint32_t fit = bytes < own_bytes + tile ? 0 : std::min((bytes - own_bytes) / tile, copied_places);
     if (fit < (blocks > 1 ? std::min(of_block, enough) : 1)) continue;
     const uint32_t places = fit >= of_block ? of_block : std::bit_floor(fit);  // as the kernel has it
@@ -68,7 +63,7 @@ std::optional<CudaCommands::CopiedRoom> CudaCommands::wide_room(uint32_t columns
   const uint32_t all = of_block * divide_up(all_parts, tile_parts);
   const uint32_t tile = tile_bytes(tile_parts * part_columns, bits);
   const uint32_t sums = tile_parts * tile_rows * uint32_t{sizeof(float)};
-  const uint32_t have = std::min(chip.shared_bytes, chip.shared_bytes_of_multiprocessor - reserved_bytes);
+  const uint32_t have = chip.shared_bytes_beside(1);
   for (uint32_t places = all <= copied_places ? all : copied_places; places > 0; places = std::bit_floor(places - 1)) {
     const uint32_t together = std::max(1u, places / 2);
     const uint32_t bytes = places * tile + 2 * together * sums + of_block * tile_rows * uint32_t{sizeof(float)};
@@ -193,8 +188,7 @@ bool CudaCommands::takes_choice(const ChosenExpertArgs& args, const Lists& lists
   const auto k = static_cast<uint32_t>(args.k);
   const std::optional<CopiedRoom> room = copied_room(params.experts.columns, bits, tiles * k);
   const int64_t made = args.k * e.gate.rows * 4;
-  if (!room || reinterpret_cast<uintptr_t>(params.experts.x) % 16 != 0 ||
-      meet(params.experts.out, made, params.experts.x, e.gate.columns * 4) ||
+  if (!room || !is_aligned(params.experts.x) || meet(params.experts.out, made, params.experts.x, e.gate.columns * 4) ||
       meet(params.experts.out, made, params.route.logits, int64_t{params.route.experts} * 4))
     return false;
   params.places = room->places;
@@ -241,12 +235,12 @@ bool CudaCommands::takes_sum(const CombineParams& sum) {
       .nothing = 0};
   params.experts.k = sum.k;
   if (sum.outputs != params.experts.out || sum.weights != outputs->weights || sum.hidden != params.experts.rows ||
-      sum.k != outputs->lists.count || reinterpret_cast<uintptr_t>(params.experts.x) % 16 != 0)
+      sum.k != outputs->lists.count || !is_aligned(params.experts.x))
     return false;
   if (shared) {
     const OneRowParams& own = shared->params;
     if (own.out[0] != sum.shared || own.rows[0] != sum.hidden || own.columns != params.experts.columns ||
-        own.bits[0] != bits || own.number != params.experts.number || reinterpret_cast<uintptr_t>(own.x) % 16 != 0)
+        own.bits[0] != bits || own.number != params.experts.number || !is_aligned(own.x))
       return false;
     params.shared = own.matrices[0];
     params.shared_x = own.x;

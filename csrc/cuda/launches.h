@@ -4,6 +4,7 @@
 // memory, when a batch runs and what a failure harms) is on the other side of this interface.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -38,7 +39,15 @@ struct Chip {
   bool has(int wanted_major, int wanted_minor = 0) const {
     return major != wanted_major ? major > wanted_major : minor >= wanted_minor;
   }
+  // Shared memory that a block may have where so many are on each multiprocessor. The chip itself takes some of each.
+  uint32_t shared_bytes_beside(uint32_t blocks) const {
+    constexpr uint32_t of_chip = 1 << 10;
+    return std::min(shared_bytes, shared_bytes_of_multiprocessor / blocks - of_chip);
+  }
 };
+
+// Whether sixteen bytes may be loaded at a time.
+inline bool is_aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
 
 // Room that the host writes while it records, and that kernels of the same batch read.
 struct List {

@@ -10,12 +10,9 @@
 namespace moeflux::cuda {
 namespace {
 
-constexpr uint32_t bytes_of_chip = 1 << 10;  // of a block, by the chip
 constexpr uint32_t static_bytes = 1 << 10;   // that blocks have besides tiles and sums
 constexpr uint32_t any_tiles = 1 << 20;      // whoever has room for so many has it for fewer
 constexpr uint32_t most_sum_columns = 8192;  // of a row in shared memory
-
-bool is_in_sixteens(const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
 
 int64_t count_of(uint32_t n, uint32_t width) { return int64_t{n} * width; }
 
@@ -30,12 +27,11 @@ struct RowsRoom {
 std::optional<RowsRoom> rows_room(uint32_t columns, uint32_t bits, uint32_t tiles, uint32_t fragments,
                                   const Chip& chip) {
   constexpr uint32_t most_at_once = 4, usual_together = 2;
-  const uint32_t tile = copied_tile_bytes(columns / pack * bits, columns / part_columns * 4);
+  const uint32_t tile = tile_bytes(columns, bits);
   const uint32_t sums = columns / part_columns * tile_rows * few_rows * uint32_t{sizeof(float)};
   const bool has_registers = 2 * divide_up(columns / part_columns, copied_parts) <= copied_warps;  // for two blocks
   for (uint32_t blocks = has_registers && tiles * fragments > chip.multiprocessors ? 2 : 1; blocks > 0; --blocks) {
-    const uint32_t all =
-        std::min(chip.shared_bytes, chip.shared_bytes_of_multiprocessor / blocks - bytes_of_chip) - static_bytes;
+    const uint32_t all = chip.shared_bytes_beside(blocks) - static_bytes;
     const uint32_t of_block = divide_up(tiles * fragments, chip.multiprocessors * blocks);
     if (of_block <= most_at_once && of_block * (tile + sums) <= all)
       return RowsRoom{of_block, of_block, of_block, of_block * (tile + sums)};
@@ -59,7 +55,7 @@ bool CudaCommands::sum_waits(const CombineParams& sum) {
       sum.hidden > most_sum_columns)
     return false;
   for (const float* at : {sum.residual, sum.outputs, sum.shared, static_cast<const float*>(sum.out)})
-    if (!is_in_sixteens(at)) return false;
+    if (!is_aligned(at)) return false;
   wait_with(RowsSum{sum});
   return true;
 }
@@ -71,11 +67,11 @@ bool CudaCommands::norm_waits(const NormParams& norm, int64_t n) {
       meets(norm.x, count))
     return false;
   for (const float* at : {norm.x, norm.weight, static_cast<const float*>(norm.out)})
-    if (!is_in_sixteens(at)) return false;
+    if (!is_aligned(at)) return false;
   RowsNorm rows = {norm, static_cast<uint32_t>(n)};
   if (const auto* added = std::get_if<RowsAdded>(&waiting_)) {
     const FlatParams& params = added->params;
-    if (params.x == norm.x && params.count == static_cast<uint64_t>(count) && is_in_sixteens(params.y) &&
+    if (params.x == norm.x && params.count == static_cast<uint64_t>(count) && is_aligned(params.y) &&
         !meets(params.y, count) && !meet(params.x, count, params.y, count))
       rows.added = params;
   }
@@ -117,8 +113,8 @@ CudaCommands::RowsSource CudaCommands::take_source(const float* x, int64_t n, ui
     source = *heads;
   else if (const auto* gated = std::get_if<RowsGated>(&waiting_);
            gated && gated->params.gate == x && n <= int64_t{many_rows} && columns % part_columns == 0 &&
-           gated->params.count == static_cast<uint64_t>(n) * columns && stride == columns && is_in_sixteens(x) &&
-           is_in_sixteens(gated->params.up))
+           gated->params.count == static_cast<uint64_t>(n) * columns && stride == columns && is_aligned(x) &&
+           is_aligned(gated->params.up))
     source = *gated;
   if (source.index() > 0) waiting_ = std::monostate();
   return source;

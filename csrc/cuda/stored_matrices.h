@@ -35,8 +35,6 @@ inline uint32_t product_threads(int64_t columns) {
   return lanes * std::min(product_warps, divide_up(columns, part_columns));
 }
 
-inline bool is_aligned(const std::byte* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
-
 // Formats with kernels of their own, for matrices that are aligned. These take more rows together, too.
 inline bool is_known(const QuantFormat& format) {
   if (format.is_mxfp4()) return true;
@@ -46,6 +44,10 @@ inline bool is_known(const QuantFormat& format) {
 // Whose tiles may lie in shared memory, where they are multiplied by one row.
 inline bool has_copied_format(const QuantFormat& format) {
   return is_known(format) && !format.is_mxfp4() && format.group_size == 64;
+}
+// A tile of sixteen rows in shared memory.
+inline uint32_t tile_bytes(uint32_t columns, uint32_t bits) {
+  return copied_tile_bytes(columns / pack * bits, columns / part_columns * 4);
 }
 // Whether a row of it, or one output of it for each number of such a row, is longer than the warps of a block can have
 // as digits.
