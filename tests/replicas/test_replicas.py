@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from moeflux import builtin, cli
 from moeflux.cluster import ray_crew
 from moeflux.errors import ArgumentError, BudgetError, NotFoundError
-from moeflux.replicas.replicas import MAX_REPLICAS, given_for
+from moeflux.replicas.replicas import MAX_REPLICAS, Replicas, given_for
 from support.children import child
 
 pytest.importorskip("ray")
@@ -74,6 +77,23 @@ def test_what_cannot_be_is_an_error_before_anything_is_started(
         status = ended.code  # type: ignore[assignment]
     told = capsys.readouterr().err
     assert status and message in told and len(told.splitlines()) == 1
+
+
+def test_the_end_waits_for_replicas_that_are_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Serve tells of their application until they have ended, and of none of them: they may be saving states."""
+    import ray
+
+    ending = SimpleNamespace(applications={"moeflux-m": SimpleNamespace(status="DELETING", deployments={})})
+    told: list[Any] = [ending, ending, SimpleNamespace(applications={})]
+    serve = SimpleNamespace(delete=lambda name, _blocking: None, status=lambda: told.pop(0))
+    monkeypatch.setattr(ray, "serve", serve, raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "shutdown", lambda: told.append("shut down"))
+    replicas = Replicas.__new__(Replicas)
+    replicas._name, replicas._running, replicas._hurry, replicas._own = "moeflux-m", True, False, True
+    replicas._closing = threading.Lock()
+    replicas.close()
+    assert told == ["shut down"]
 
 
 def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,7 +218,8 @@ class Replicas:
             if running:
                 serve.delete(self._name, _blocking=False)
                 end = time.monotonic() + DRAIN_SECONDS
-                while not self._hurry and self._status() is not None and time.monotonic() < end:
+                # Ray Serve tells of an application that ends until all have ended, and no more of its replicas.
+                while not self._hurry and self._application() is not None and time.monotonic() < end:
                     time.sleep(0.1)
         except (ray.exceptions.RayError, RuntimeError) as error:
             LOG.warning("replicas: expected Ray Serve to end them, found: %s", error)
