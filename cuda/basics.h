@@ -254,6 +254,17 @@ DEV void await_arrival(u64* arrival, u32 turn) {
 }
 #endif
 
+// ---- Clusters -------------------------------------------------------------------------------------------------------
+
+// From 9.0 on, a few blocks beside each other may be a cluster: they run at the same time. All threads of these blocks
+// arrive, then wait: what they loaded or stored before is over then.
+#if __CUDA_ARCH__ >= 900
+#define MOEFLUX_CLUSTERS
+#define CLUSTER_OF(blocks) __cluster_dims__(blocks, 1, 1)
+DEV void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEV void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+#endif
+
 // The same number, of which the compiler does not know how it was made: so it makes it once, and not in every loop.
 DEV u32 made_once(u32 x) {
   asm volatile("" : "+r"(x));
@@ -276,6 +287,12 @@ DEV float f16(u16 bits) {
 }
 
 #endif  // MOEFLUX_GPU
+
+#if !defined(MOEFLUX_CLUSTERS)
+#define CLUSTER_OF(blocks)
+DEV void arrive_in_cluster() {}
+DEV void await_cluster() {}
+#endif
 
 DEV void begin_kernel() {
   let_next_come();

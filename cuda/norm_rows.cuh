@@ -1,25 +1,6 @@
 // Rows of x as digits for products of some rows, and what makes these rows: a sum of experts, a norm, or the gated
 // norms of heads. All of it with the bits of the ops by themselves.
-#include "copied.h"
-
-// A lane's pack of a row, as digits_of has it, to its place: as make_digits has it.
-DEV void keep_digits(const DigitRoom& to, u32 columns, u32 row, u32 index, const Digits& made,
-                     const DigitGroup& group) {
-  const PackPlace place = place_of_pack(index, copied_steps);
-  const u32 fragment = row / fragment_rows, own = row % fragment_rows, steps = columns / step_columns;
-#pragma unroll
-  for (u32 d = 0; d < digits_of_number; d++) {
-    uint2* at = reinterpret_cast<uint2*>(to.digits) + digits_at(fragment, steps, place.step, d);
-    if (to.in_halves) {
-      u32* half = reinterpret_cast<u32*>(at) + own * 4 + place.lane;
-      half[0] = made.of[d].x, half[fragment_rows * 4] = made.of[d].y;
-    } else {
-      at[own * 4 + place.lane] = made.of[d];
-    }
-  }
-  if (place.lane == 0 && place.step % copied_steps == 0)
-    to.groups[(u64(fragment) * (steps / copied_steps) + place.step / copied_steps) * fragment_rows + own] = group;
-}
+#include "kept_digits.h"
 
 DEV float4 four_at(const float* x, u64 at) { return *reinterpret_cast<const float4*>(x + at); }
 DEV float4 sum_of_both(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }

@@ -72,6 +72,17 @@ struct DeltaInputsParams {
   float k_scale;
 };
 
+// The delta-net of one row of each of some sessions, all of it between its products: what is above, the recurrence, the
+// gated norms of its heads and their digits. Two value heads share a key head.
+struct DeltaStepParams {
+  DeltaInputsParams inputs;
+  float* const* states;  // of the recurrence, one of each session
+  HeadParams heads;
+  DigitRoom to;
+  uint32_t neighbours;  // as DeltaParams has it
+  uint32_t nothing;
+};
+
 // Pairs by their experts, as blocks: what a router on the device chose.
 struct GroupParams {
   const int* ids;           // pair -> expert

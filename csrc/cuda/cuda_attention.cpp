@@ -286,7 +286,8 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
                           .k_scale = 0,
                           .nothing = 0};
     const std::string kernel = delta_kernel(args.k.dim);
-    if (n == 1 && takes_delta(kernel, params)) return;
+    const Extent grid = {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)};
+    if (n == 1 && (takes_step_delta(kernel, grid, params) || takes_delta(kernel, params))) return;
     if (n == 1 && !takes_inputs(params)) takes_gates(params);
     const Extent grid_of_many = {params.value_dim / delta_many_values, params.value_heads};
     // A kernel comes while the one before it still runs, and its blocks go to the multiprocessors that are free first.
@@ -301,7 +302,6 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
         are_aligned(params.k, params.k_row_stride | params.k_head_stride) &&
         are_aligned(params.v, params.v_row_stride | params.v_head_stride) && is_aligned(params.state))
       return launch("gated_delta_many", grid_of_many, delta_warps * lanes, params, spread);
-    const Extent grid = {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)};
     if (n == 1) return wait_with(DeltaRow{kernel, grid, params, {params.state}, {}});
     launch(kernel, grid, delta_warps * lanes, params);
   });

@@ -179,8 +179,19 @@ class CudaCommands : public Commands {
   struct RowsGated {
     SwigluParams params;
   };
+  // The delta-net of one row of each of some sessions, as far as it has come: its inputs, the recurrence of the first
+  // sessions, the gated norms of heads.
+  struct DeltaStep {
+    DeltaInputsParams inputs;
+    uint32_t n;
+    std::string kernel{};  // of the recurrence, and the first session's
+    Extent grid{};
+    DeltaParams delta{};
+    std::vector<float*> states{};
+    std::optional<HeadParams> heads{};
+  };
   // What makes rows of x with their digits; if nothing does, x is there.
-  using RowsSource = std::variant<std::monostate, RowsNorm, RowsHeads, RowsGated>;
+  using RowsSource = std::variant<std::monostate, RowsNorm, RowsHeads, RowsGated, DeltaStep>;
   // Products of some rows.
   struct RowsProduct {
     RowsParams params;
@@ -349,6 +360,10 @@ class CudaCommands : public Commands {
   bool takes_norm_of_convolved(const HeadParams& norm);
   bool takes_gates_of_convolved(const DeltaGatesParams& gates);
   void launch_convolved(const Convolved& convolved);
+  bool takes_step_delta(const std::string& kernel, Extent grid, const DeltaParams& params);
+  bool takes_step_heads(const HeadParams& heads);
+  void launch_step(const DeltaStep& step, const DigitRoom& to);
+  void launch_step_apart(const DeltaStep& step);
 
   bool takes_head_norm(const HeadParams& params);
   bool takes_rope(const RopeParams& params);
@@ -394,8 +409,8 @@ class CudaCommands : public Commands {
 
   Launches& launches_;
   std::variant<std::monostate, NormParams, RowProduct, FeedForward, ExpertOutputs, DeltaGatesParams, AttentionOutput,
-               HeadsRow, Appended, Convolved, DeltaInputs, DeltaRow, RowsSum, RowsNorm, RowsHeads, RowsAdded, RowsGated,
-               RowsProduct, RowsForward, RowsAppended, Surveys>
+               HeadsRow, Appended, Convolved, DeltaInputs, DeltaRow, DeltaStep, RowsSum, RowsNorm, RowsHeads, RowsAdded,
+               RowsGated, RowsProduct, RowsForward, RowsAppended, Surveys>
       waiting_;
   std::optional<MadeDigits> made_;
   // Of this batch:

@@ -1,4 +1,6 @@
 // The delta-net of one row: what goes together before it and behind it.
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "cuda/cuda_commands.h"
@@ -111,7 +113,7 @@ bool CudaCommands::takes_norm_of_convolved(const HeadParams& norm) {
   return true;
 }
 
-// With the gates it is all there.
+// With the gates it is all there. What follows may go with it.
 bool CudaCommands::takes_gates_of_convolved(const DeltaGatesParams& gates) {
   const auto* waiting = std::get_if<Convolved>(&waiting_);
   if (!waiting || !waiting->k || gates.count != gates.heads * waiting->sessions.size()) return false;
@@ -131,8 +133,7 @@ bool CudaCommands::takes_gates_of_convolved(const DeltaGatesParams& gates) {
                               .q_scale = q.scale,
                               .k_scale = k.scale};
   params.conv.sessions = list_of(waiting->sessions);
-  waiting_ = std::monostate();
-  launch("delta_inputs", {divide_up(params.conv.channels / q.dim, head_warps) + 1, n}, head_warps * lanes, params);
+  waiting_ = DeltaStep{params, n};
   return true;
 }
 
@@ -142,6 +143,92 @@ void CudaCommands::launch_convolved(const Convolved& convolved) {
   flat("conv1d_few", params, params.channels, 1, std::ssize(convolved.sessions));
   for (const std::optional<HeadParams>& norm : {convolved.q, convolved.k})
     if (norm) by_heads("rms_norm_heads", *norm, int64_t{norm->heads} * norm->n);
+}
+
+// The recurrence of the next of these sessions, if its heads are as the kernel for all of it has them: a block has a
+// value head, and two of them share a key head.
+bool CudaCommands::takes_step_delta(const std::string& kernel, Extent grid, const DeltaParams& params) {
+  auto* step = std::get_if<DeltaStep>(&waiting_);
+  if (!step || step->heads || step->states.size() == step->n) return false;
+  const DeltaInputsParams& inputs = step->inputs;
+  const ConvParams& conv = inputs.conv;
+  if (step->states.empty()) {
+    const int64_t n = step->n, keys = int64_t{inputs.key_heads} * inputs.dim;
+    const int64_t values = int64_t{params.value_heads} * params.value_dim;
+    const bool lies_so = inputs.dim == part_columns && params.key_dim == inputs.dim && params.value_dim == inputs.dim &&
+                         params.key_heads == inputs.key_heads && params.value_heads == 2 * inputs.key_heads &&
+                         conv.channels == 2 * keys + values && params.q == conv.out && params.k == conv.out + keys &&
+                         params.v == conv.out + 2 * keys && params.q_row_stride == conv.channels &&
+                         params.k_row_stride == conv.channels && params.v_row_stride == conv.channels &&
+                         params.q_head_stride == inputs.dim && params.k_head_stride == inputs.dim &&
+                         params.v_head_stride == inputs.dim && params.decay == inputs.gates.decay &&
+                         params.beta == inputs.gates.beta && inputs.gates.heads == params.value_heads;
+    const auto meets = [&](const float* out, int64_t count) {
+      return meet(out, count, conv.x, n * conv.channels) || meet(out, count, inputs.gates.alpha, inputs.gates.count) ||
+             meet(out, count, inputs.gates.b, inputs.gates.count);
+    };
+    if (n > int64_t{many_rows} || !launches_.chip().has(9) || !lies_so || meets(conv.out, n * conv.channels) ||
+        meets(params.out, n * values))
+      return false;
+    step->kernel = kernel;
+    step->grid = grid;
+    step->delta = params;
+  } else {
+    DeltaParams next = step->delta;
+    const size_t count = step->states.size();
+    next.q += count * next.q_row_stride;
+    next.k += count * next.k_row_stride;
+    next.v += count * next.v_row_stride;
+    next.decay += count * next.value_heads;
+    next.beta += count * next.value_heads;
+    next.out += count * next.value_heads * next.value_dim;
+    next.state = params.state;
+    if (std::memcmp(&next, &params, sizeof next) != 0) return false;
+  }
+  if (!is_aligned(params.state) || std::ranges::find(step->states, params.state) != step->states.end()) return false;
+  step->states.push_back(params.state);
+  return true;
+}
+
+// The gated norms of its heads.
+bool CudaCommands::takes_step_heads(const HeadParams& heads) {
+  auto* step = std::get_if<DeltaStep>(&waiting_);
+  if (!step || step->heads || step->states.size() != step->n) return false;
+  const DeltaParams& delta = step->delta;
+  const ConvParams& conv = step->inputs.conv;
+  const DeltaGatesParams& gates = step->inputs.gates;
+  const int64_t n = step->n, count = n * heads.gate_row_stride;
+  if (heads.x != delta.out || heads.n != n || heads.heads != delta.value_heads || heads.dim != delta.value_dim ||
+      heads.head_stride != heads.dim || heads.row_stride != heads.heads * heads.dim ||
+      meet(heads.gate, count, heads.x, n * heads.row_stride) || meet(heads.gate, count, conv.out, n * conv.channels) ||
+      meet(heads.gate, count, gates.decay, gates.count) || meet(heads.gate, count, gates.beta, gates.count))
+    return false;
+  step->heads = heads;
+  return true;
+}
+
+void CudaCommands::launch_step(const DeltaStep& step, const DigitRoom& to) {
+  launch("delta_step", {step.delta.value_heads, step.n}, step_threads,
+         DeltaStepParams{.inputs = step.inputs,
+                         .states = list_of(step.states),
+                         .heads = *step.heads,
+                         .to = to,
+                         .neighbours = step.delta.neighbours,
+                         .nothing = 0});
+}
+
+// What has come, without the digits of its heads.
+void CudaCommands::launch_step_apart(const DeltaStep& step) {
+  const DeltaInputsParams& inputs = step.inputs;
+  const auto sessions = static_cast<uint32_t>(step.states.size());
+  launch("delta_inputs", {divide_up(inputs.conv.channels / inputs.dim, head_warps) + 1, step.n}, head_warps * lanes,
+         inputs);
+  if (sessions > 0) {
+    DeltaParams params = step.delta;
+    params.sessions = list_of(step.states);
+    launch(step.kernel, {step.grid.x, step.grid.y, sessions}, delta_warps * lanes, params);
+  }
+  if (step.heads) by_heads("gated_rms_norm", *step.heads, int64_t{step.heads->heads} * step.heads->n);
 }
 
 // ---- Behind it ------------------------------------------------------------------------------------------------------

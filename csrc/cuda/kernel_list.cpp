@@ -53,6 +53,7 @@ std::vector<KernelFile> make_list() {
        {"conv1d_few", "conv1d", "conv1d_state", "delta_gates", "gated_delta_4", "gated_delta_8", "gated_delta_many"},
        true},
       {"delta_inputs", {"delta_inputs"}},
+      {"delta_step", {"delta_step"}},
       {"digits", {"make_digits"}},
       {"elementwise",
        {"copy_words", "given_words", "rms_norm", "layer_norm", "rms_norm_heads", "gated_rms_norm", "swiglu",

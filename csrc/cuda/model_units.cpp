@@ -125,6 +125,7 @@ std::vector<std::string> units_for(const WorkSizes& sizes, const std::vector<DTy
     wanted.add("delta_inputs");
     wanted.add(delta_kernel(sizes.key_dim));
     if (sizes.key_dim == delta_key_dim) wanted.add("gated_delta_many");
+    if (sizes.key_dim == part_columns && sizes.delta_head == part_columns) wanted.add("delta_step");
   }
   return wanted.take();
 }

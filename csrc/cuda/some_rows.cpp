@@ -95,6 +95,7 @@ void CudaCommands::launch_rows_norm(const RowsNorm& norm) {
 }
 
 bool CudaCommands::heads_wait(const HeadParams& heads) {
+  if (takes_step_heads(heads)) return true;
   if (heads.n > many_rows || heads.dim != part_columns || heads.head_stride != heads.dim ||
       heads.row_stride != heads.heads * heads.dim)
     return false;
@@ -111,6 +112,10 @@ CudaCommands::RowsSource CudaCommands::take_source(const float* x, int64_t n, ui
            heads && heads->params.x == x && heads->params.n == n && heads->params.row_stride == columns &&
            stride == columns)
     source = *heads;
+  else if (const auto* step = std::get_if<DeltaStep>(&waiting_);
+           step && step->heads && step->heads->x == x && step->heads->n == n && step->heads->row_stride == columns &&
+           stride == columns)
+    source = *step;
   else if (const auto* gated = std::get_if<RowsGated>(&waiting_);
            gated && gated->params.gate == x && n <= int64_t{many_rows} && columns % part_columns == 0 &&
            gated->params.count == static_cast<uint64_t>(n) * columns && stride == columns && is_aligned(x) &&
@@ -141,6 +146,8 @@ void CudaCommands::make_digits(const MadeDigits& wanted, const RowsSource& sourc
            of.width * uint32_t{sizeof(float)});
   } else if (const auto* heads = std::get_if<RowsHeads>(&source)) {
     by_heads("heads_digits", HeadsDigitsParams{heads->params, to}, int64_t{heads->params.heads} * heads->params.n);
+  } else if (const auto* step = std::get_if<DeltaStep>(&source)) {
+    launch_step(*step, to);
   } else if (const auto* gated = std::get_if<RowsGated>(&source)) {
     launch("gated_digits", {divide_up(params.columns, row_threads * pack), params.n}, row_threads,
            GatedDigitsParams{to, gated->params.gate, gated->params.up, params.columns, 0});

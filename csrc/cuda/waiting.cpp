@@ -59,6 +59,7 @@ void CudaCommands::finish() {
   if (const auto* convolved = std::get_if<Convolved>(&waiting)) launch_convolved(*convolved);
   if (const auto* surveys = std::get_if<Surveys>(&waiting)) launch_surveys(*surveys);
   if (const auto* rows = std::get_if<RowsAppended>(&waiting)) launch_rows_appended(*rows);
+  if (const auto* step = std::get_if<DeltaStep>(&waiting)) launch_step_apart(*step);
   if (const auto* delta = std::get_if<DeltaRow>(&waiting)) {
     DeltaParams params = delta->params;
     params.sessions = list_of(delta->sessions);
