@@ -205,6 +205,8 @@ DEV void attention_row(const AttentionParams& params) {
 #define ROW_KERNELS(type, T, dim)                                                     \
   KERNEL(attention_row_chunks_##type##_##dim, AttentionParams, (attention_threads),   \
          (attention_row<T, dim, 8, attention_row_queries, false>))                    \
+  KERNEL(attention_row_eights_##type##_##dim, AttentionParams, (attention_threads),   \
+         (attention_row<T, dim, 8, attention_queries, false>))                        \
   KERNEL(attention_row_spans_##type##_##dim, AttentionParams, (attention_threads, 2), \
          (attention_row<T, dim, 8, attention_queries, true>))
 FOR_COPIED_ROWS(ROW_KERNELS)

@@ -197,11 +197,17 @@ void CudaCommands::launch_attention(const AttentionOutput& output) {
   if (params.part_count == 0)
     return launch("attention_" + output.kind, {output.tiles, params.kv_heads}, attention_threads, params, shared);
   params.parts = room<float>(parts, sessions * part_bytes(params) * params.n);
-  const bool are_few = row_bytes > 0 && params.part_chunks == 1;  // queries of a block
+  // Through a chunk, a block takes few queries, so that multiprocessors have something to do. Several sessions have
+  // enough chunks for that, so it takes eight, because each block loads all keys and values of its chunk.
+  const bool is_chunk = row_bytes > 0 && params.part_chunks == 1, are_few = is_chunk && sessions == 1;
   if (output.has_latents)
     launch("attention_" + output.kind, {output.tiles, sessions, params.part_count}, latent_threads, params, row_bytes);
   else
-    launch(concat("attention_", row_bytes ? "row_" : "", params.part_chunks == 1 ? "chunks_" : "spans_", output.kind),
+    launch(concat("attention_", row_bytes ? "row_" : "",
+                  params.part_chunks > 1 ? "spans_"
+                  : is_chunk && !are_few ? "eights_"
+                                         : "chunks_",
+                  output.kind),
            {are_few ? divide_up(params.heads / params.kv_heads, attention_row_queries) : output.tiles,
             sessions * params.kv_heads, params.part_count},
            attention_threads, params, row_bytes ? row_bytes : shared);

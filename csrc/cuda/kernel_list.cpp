@@ -43,7 +43,7 @@ std::vector<KernelFile> make_list() {
        true},
       {"attention_latent", kernel_names({{{"attention_latent_"}, {"f32", "bf16", "codes"}}}), true},
       {"attention_row",
-       kernel_names({{{"attention_row_chunks_", "attention_row_spans_"},
+       kernel_names({{{"attention_row_chunks_", "attention_row_eights_", "attention_row_spans_"},
                       {"f32_128", "f32_256", "bf16_128", "bf16_256", "codes_128", "codes_256"}}}),
        true},
       {"attention_tiles",

@@ -102,7 +102,7 @@ std::vector<std::string> units_for(const WorkSizes& sizes, const std::vector<DTy
     const char* kept = type == DType::f32 ? "f32" : type == DType::bf16 ? "bf16" : "codes";
     for (const int64_t dim : sizes.value_dims) {
       if (dim == 128 || dim == 256)
-        for (const char* kind : {"tiles_", "row_chunks_", "row_spans_"})
+        for (const char* kind : {"tiles_", "row_chunks_", "row_eights_", "row_spans_"})
           wanted.add(concat("attention_", kind, kept, "_", dim));
       if (sizes.by_head && dim == latent_dim) wanted.add(concat("attention_latent_", kept));
       for (const char* kind : {"", "chunks_", "spans_"})
