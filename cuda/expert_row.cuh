@@ -14,9 +14,10 @@ struct RoutedShared {
   u64 arrivals[copied_places];
 };
 
-// Every block finds the router's choice for itself; one keeps it. Grid of blocks: blocks that go through tiles of
-// eight outputs of each matrix, places of the choice. A warp for two parts of the columns, whose digits it makes while
-// one besides chooses and asks for the first tiles. Dynamic memory as for row_products.
+// Every block finds the router's choice for itself, as far as its own place; one finds all of it and keeps it. Grid of
+// blocks: blocks that go through tiles of eight outputs of each matrix, places of the choice. A warp for two parts of
+// the columns, whose digits it makes while one besides chooses and asks for the first tiles. Dynamic memory as for
+// row_products.
 template <u32 bits>
 DEV void routed_gate_up(const RoutedParams& all) {
   extern __shared__ uint4 room[];
@@ -45,6 +46,7 @@ DEV void routed_gate_up(const RoutedParams& all) {
     return TileRows{shape, matrix_of(slot, params.matrix), matrix_of(slot, params.second),
                     (blockIdx.x + i * gridDim.x) * outputs, params.rows};
   };
+  const bool keeps_choice = blockIdx.x == 0 && place == 0;
   const u32 first_asked = tiles.one_asks ? min(all.places, count) : 0;
   if (warp < last_warp) {
     pack_of_part(params.x, min(warp * copied_parts + lane / (lanes / 2), all_parts - 1), numbers);
@@ -52,7 +54,8 @@ DEV void routed_gate_up(const RoutedParams& all) {
   } else {
     FewLogits logits;
     logits.load(all.route.logits, all.route.experts);
-    choose_of_few(logits, all.route.experts, all.route.k, shared.ids, shared.chosen);
+    const u32 places = keeps_choice ? all.route.k : place + 1;
+    choose_of_few(logits, all.route.experts, places, shared.ids, shared.chosen);
     tiles.bring(0, first_asked, rows_of, 0, 1);
   }
   __syncthreads();
@@ -64,7 +67,7 @@ DEV void routed_gate_up(const RoutedParams& all) {
     float* of_half = sums + half * all.together * of_tile;
     tiles.bring(asked, end, rows_of);
     asked = end;
-    if (base == 0 && warp == last_warp && blockIdx.x == 0 && place == 0) {
+    if (base == 0 && warp == last_warp && keeps_choice) {
       FewLogits logits;
       logits.load(all.route.logits, all.route.experts);
       keep_choice(all.route, logits, shared.ids, shared.chosen, all.route.ids, all.route.weights);
