@@ -56,6 +56,8 @@ int64_t Commands::hold() { throw std::logic_error("hold: these ops run when they
 
 void Commands::after(const Ticket& /*copy*/) { throw std::logic_error("after: these ops run when they are recorded"); }
 
+void Backend::settle(Commands& /*commands*/) { throw std::logic_error("settle: batches are not recorded ahead"); }
+
 std::unique_ptr<Buffer> Backend::map(const File& /*file*/, int64_t /*begin*/, int64_t /*bytes*/,
                                      const std::string& /*what*/) {
   return nullptr;

@@ -459,6 +459,14 @@ class Backend {
   virtual int64_t held_by_device() const { return 0; }
   virtual std::unique_ptr<Commands> begin() = 0;
   virtual Ticket submit(std::unique_ptr<Commands> commands) = 0;
+  // Whether a batch may be recorded long before it is submitted, or never is, while others are recorded and submitted
+  // that come before it. Then whoever knows what comes next may record it while the device is at work.
+  virtual bool records_ahead() const { return false; }
+  // Does of such a batch's submission what can be done before, so that `submit` has only to begin it. Batches under way
+  // go on. Nothing is recorded after this. What the host has for the batch to copy is taken by the device from now on,
+  // and stays as it is until the batch has ended or is dropped. Throws what recording or this has failed with; then the
+  // batch is to be dropped.
+  virtual void settle(Commands& commands);
   // They copy, and write zeros, outside of batches and from any thread. No batch under way may use the memory.
   Ticket copy(View from, View to, int64_t bytes) { return copy_all(std::array{CopyArgs{from, to, bytes}}); }
   virtual Ticket copy_all(std::span<const CopyArgs> copies);  // one ticket: when the last of them has ended

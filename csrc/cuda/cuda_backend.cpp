@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t word_bytes = 4;
 constexpr int64_t least_lists = 1 << 16;
 constexpr int64_t least_margin = int64_t{256} << 20;
+constexpr int64_t batches_ahead = 2;  // of a step that is recorded before the call that wants it
 
 using Released = std::atomic<uint32_t>;  // in memory that the GPU reads, too
 static_assert(sizeof(Released) == word_bytes && Released::is_always_lock_free);
@@ -88,7 +89,21 @@ struct CudaBackend::Spare {
 
 struct CudaBackend::Batch final : HasRecording, CudaCommands {
   explicit Batch(CudaBackend& backend) : HasRecording{Recording(backend)}, CudaCommands(recording) {}
+
+  bool is_settled = false;
+  size_t brought = 0;                               // items, the first ones, that were launched by then
+  std::vector<std::optional<Graphs::Told>> told{};  // of its stretches, in order
 };
+
+namespace {
+
+// Launches that may be a graph, as far as they go without anything between.
+size_t stretch_of(std::span<const Item> items) {
+  const auto may_overlap = [](const Item& item) { return item.kind == Item::Kind::launch && !item.ends_first; };
+  return static_cast<size_t>(std::ranges::find_if_not(items, may_overlap) - items.begin());
+}
+
+}  // namespace
 
 // ---- Memory ---------------------------------------------------------------------------------------------------------
 
@@ -109,6 +124,9 @@ CudaBackend::CudaBackend(std::shared_ptr<Device> device, int64_t fail_at_op)
 CudaBackend::~CudaBackend() {
   release(last_hold_);
   flights_->wait_for_all();
+  // What was brought for batches that were dropped is in no flight.
+  const Current current(*device_);
+  device_->api().wait_stream(batches_.handle());
 }
 
 int64_t CudaBackend::max_bytes(const Device& device) {
@@ -117,7 +135,8 @@ int64_t CudaBackend::max_bytes(const Device& device) {
 }
 
 int64_t CudaBackend::prepared_host_bytes(const WorkSizes& sizes) {
-  return arena_bytes(word_bytes) + sizes.batches * arena_bytes(std::max(least_lists, CudaCommands::list_bytes(sizes)));
+  const int64_t lists = arena_bytes(std::max(least_lists, CudaCommands::list_bytes(sizes)));
+  return arena_bytes(word_bytes) + (sizes.batches + batches_ahead) * lists;
 }
 
 int64_t CudaBackend::prepared_bytes(const WorkSizes& sizes) {
@@ -166,7 +185,7 @@ int64_t CudaBackend::prepare(const WorkSizes& sizes) {
   kernels_.load(units_for(sizes, {}));
   for (size_t i = 0; i < rooms.size(); ++i)
     if (rooms[i].bytes) rooms_[i] = allocate(rooms[i].bytes, Memory::device, rooms[i].what);
-  for (int64_t i = 0; i < sizes.batches; ++i) spare_->add(make_lists(CudaCommands::list_bytes(sizes)));
+  for (int64_t i = 0; i < sizes.batches + batches_ahead; ++i) spare_->add(make_lists(CudaCommands::list_bytes(sizes)));
   return held() - before;
 }
 
@@ -219,11 +238,34 @@ std::unique_ptr<Commands> CudaBackend::begin() {
   return std::make_unique<Batch>(*this);
 }
 
-Ticket CudaBackend::submit(std::unique_ptr<Commands> commands) {
-  auto& batch = static_cast<Batch&>(*commands);
+// Its words come to memory that only this batch reads, or that every batch brings anew. So it does no harm that they
+// come behind the batches under way, even if the batch is dropped.
+void CudaBackend::settle(Commands& commands) {
+  auto& batch = static_cast<Batch&>(commands);
   batch.end();
   Recording& recording = batch.recording;
   recording.complete();
+  if (const std::exception_ptr error = recording.take_error()) std::rethrow_exception(error);
+  const Current current(*device_);
+  const Work& work = recording.work();
+  const std::span<const Item> items = work.items;
+  batch.is_settled = true;
+  for (; batch.brought < items.size() && items[batch.brought].brings; ++batch.brought)
+    run(items[batch.brought], work, nullptr);
+  for (size_t begin = batch.brought; begin < items.size(); ++begin) {
+    const auto stretch = items.subspan(begin, stretch_of(items.subspan(begin)));
+    batch.told.push_back(graphs_.tell(stretch, work));
+    begin += stretch.size();
+  }
+}
+
+Ticket CudaBackend::submit(std::unique_ptr<Commands> commands) {
+  auto& batch = static_cast<Batch&>(*commands);
+  Recording& recording = batch.recording;
+  if (!batch.is_settled) {
+    batch.end();
+    recording.complete();
+  }
   const Work& work = recording.work();
   std::exception_ptr error = recording.take_error();
   if (!error && work.items.empty()) return {};
@@ -241,7 +283,7 @@ Ticket CudaBackend::submit(std::unique_ptr<Commands> commands) {
     for (ListRoom& room : *lists) spare->add(std::move(room));
   });
   try {
-    run(work, mark.get());
+    run(batch, mark.get());
   } catch (...) {
     error = std::current_exception();
   }
@@ -255,18 +297,24 @@ Ticket CudaBackend::submit(std::unique_ptr<Commands> commands) {
   return Ticket(std::move(departed));
 }
 
-void CudaBackend::run(const Work& work, Event* mark) {
+void CudaBackend::run(const Batch& batch, Event* mark) {
   const Current current(*device_);
+  const Work& work = batch.recording.work();
   const std::span<const Item> items = work.items;
-  const auto may_overlap = [](const Item& item) { return item.kind == Item::Kind::launch && !item.ends_first; };
-  for (size_t begin = 0; begin < items.size();) {
-    const auto rest = items.subspan(begin);
-    const auto count = static_cast<size_t>(std::ranges::find_if_not(rest, may_overlap) - rest.begin());
-    if (!graphs_.launch(rest.first(count), work, batches_))
-      for (const Item& item : rest.first(count)) run(item, work, mark);
-    begin += count;
-    if (begin < items.size()) run(items[begin++], work, mark);
+  auto told = batch.told.begin();
+  for (size_t begin = batch.brought; begin < items.size(); ++begin) {
+    const auto stretch = items.subspan(begin, stretch_of(items.subspan(begin)));
+    run_stretch(stretch, work, batch.is_settled ? *told++ : graphs_.tell(stretch, work));
+    begin += stretch.size();
+    if (begin < items.size()) run(items[begin], work, mark);
   }
+}
+
+void CudaBackend::run_stretch(std::span<const Item> items, const Work& work, std::optional<Graphs::Told> told) {
+  // Since the batch was settled, the graph may have been told another.
+  while (told && !graphs_.launch(*told, batches_)) told = graphs_.tell(items, work);
+  if (!told)
+    for (const Item& item : items) run(item, work, nullptr);
 }
 
 void CudaBackend::run(const Item& item, const Work& work, Event* mark) {

@@ -1,13 +1,16 @@
 // An NVIDIA GPU as a backend. A batch is recorded first and launched when it is submitted: all of it on one stream,
 // where it can be as a graph. Nobody waits for it before somebody asks.
 //
-// One batch is recorded at a time. After a failure every batch under way fails; the first one begun when nothing is
-// under way any more starts afresh, unless the driver has given up the whole process's context.
+// A batch that is settled has its graphs told, and its words brought behind the batches that are under way. After a
+// failure every batch under way fails; the first one begun when nothing is under way any more starts afresh, unless the
+// driver has given up the whole process's context.
 #pragma once
 
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,6 +45,8 @@ class CudaBackend final : public Backend {
   Ticket copy_all(std::span<const CopyArgs> copies) override;
   Ticket clear(View to, int64_t bytes) override;
   bool runs_on_submit() const override { return true; }
+  bool records_ahead() const override { return true; }
+  void settle(Commands& commands) override;
   bool groups_chosen() const override { return true; }
   void release(int64_t number) override;
 
@@ -63,7 +68,8 @@ class CudaBackend final : public Backend {
   ListRoom make_lists(int64_t bytes);
   ListRoom take_lists(int64_t bytes);
   void give_back(ListRoom room);
-  void run(const Work& work, Event* mark);
+  void run(const Batch& batch, Event* mark);
+  void run_stretch(std::span<const Item> items, const Work& work, std::optional<Graphs::Told> told);
   void run(const Item& item, const Work& work, Event* mark);
   Ticket transfer(Result begun);
 

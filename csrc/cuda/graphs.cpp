@@ -35,11 +35,12 @@ bool same_arguments(const Item& a, const Work& a_work, const Item& b, const Work
 
 struct Graphs::Graph {
   const DriverApi& api;
-  std::vector<Item> items;  // as they were launched last
+  std::vector<Item> items;  // as it was told them last
   Work work{};              // its params alone
   GraphHandle graph = nullptr;
   GraphExecHandle exec = nullptr;
   std::vector<GraphNodeHandle> nodes{};
+  int64_t told = 0;  // by which number
 
   bool is_mostly(std::span<const Item> others, const Work& other_work) const {
     size_t changed = 0;
@@ -54,6 +55,7 @@ struct Graphs::Graph {
     exec = nullptr;
     graph = nullptr;
     nodes.clear();
+    told = 0;
   }
 };
 
@@ -61,42 +63,49 @@ Graphs::Graphs(std::shared_ptr<Device> device) : device_(std::move(device)) {}
 
 Graphs::~Graphs() {
   const Current current(*device_);
-  for (const std::unique_ptr<Graph>& graph : graphs_) graph->end();
+  for (const std::shared_ptr<Graph>& graph : graphs_) graph->end();
 }
 
 // Of stretches that come in turn, the one that was used last comes last. So it looks from the back.
-Graphs::Graph* Graphs::find(std::span<const Item> items, const Work& work) {
+std::shared_ptr<Graphs::Graph> Graphs::find(std::span<const Item> items, const Work& work) {
   for (auto graph = graphs_.end(); graph != graphs_.begin();) {
     --graph;
     if (!std::ranges::equal((*graph)->items, items, same_kernel)) continue;
     if (items.size() < long_items && !(*graph)->is_mostly(items, work)) continue;
     graphs_.splice(graphs_.begin(), graphs_, graph);
-    return graph->get();
+    return *graph;
   }
   return nullptr;
 }
 
-bool Graphs::launch(std::span<const Item> items, const Work& work, const Stream& stream) {
-  if (items.size() < fewest_items) return false;
-  const DriverApi& api = device_->api();
-  Graph* graph = find(items, work);
+std::optional<Graphs::Told> Graphs::tell(std::span<const Item> items, const Work& work) {
+  if (items.size() < fewest_items) return std::nullopt;
+  const std::shared_ptr<Graph> graph = find(items, work);
   if (!graph) {  // perhaps it never comes again
     if (graphs_.size() == most_graphs) {
       graphs_.back()->end();
       graphs_.pop_back();
     }
-    graphs_.push_front(std::make_unique<Graph>(Graph{.api = api, .items = {items.begin(), items.end()}, .work = {}}));
+    graphs_.push_front(
+        std::make_shared<Graph>(Graph{.api = device_->api(), .items = {items.begin(), items.end()}, .work = {}}));
     graphs_.front()->work.params = work.params;
-    return false;
+    return std::nullopt;
   }
+  graph->told = 0;
   if (!(graph->exec ? update(*graph, items, work) : make(*graph, items, work))) {
     graph->end();
-    return false;
+    return std::nullopt;
   }
   graph->items.assign(items.begin(), items.end());
   graph->work.params = work.params;
-  check(api.launch_graph(graph->exec, stream.handle()), "cuda: cuGraphLaunch");
-  ++launched_;
+  graph->told = ++told_;
+  return Told{graph, graph->told};
+}
+
+bool Graphs::launch(const Told& told, const Stream& stream) {
+  const std::shared_ptr<Graph> graph = told.graph.lock();
+  if (!graph || graph->told != told.number) return false;
+  check(device_->api().launch_graph(graph->exec, stream.handle()), "cuda: cuGraphLaunch");
   return true;
 }
 

@@ -57,7 +57,7 @@ std::vector<Item> Recording::given(View from, View to, int64_t bytes) {
     params.to = address<uint32_t>(to.at(at, 1));
     params.count = static_cast<uint32_t>(here / bytes_of_word);
     items.push_back(item_of("given_words", {1}, flat_threads, 0, std::as_bytes(std::span(&params, 1))));
-    items.back().ends_first = true;
+    items.back().ends_first = items.back().brings = true;
     given_.push_back(
         {from.host<const std::byte>() + at, items.back().params + offsetof(GivenWordsParams, words), here});
   }
@@ -81,8 +81,11 @@ void Recording::copy(View from, View to, int64_t bytes) {
     launch("copy_words", {1}, flat_threads, params);
     return;
   }
-  work_.items.push_back(
-      {.kind = Item::Kind::copy, .from = device_address(from), .to = device_address(to), .bytes = bytes});
+  work_.items.push_back({.kind = Item::Kind::copy,
+                         .brings = from_host && !to_host,
+                         .from = device_address(from),
+                         .to = device_address(to),
+                         .bytes = bytes});
 }
 
 List Recording::list(int64_t bytes) {
@@ -102,8 +105,11 @@ void Recording::complete() {
       if (room.used <= most_launched_bytes)
         std::ranges::copy(given(from, to, room.used), std::back_inserter(items));
       else
-        items.push_back(
-            {.kind = Item::Kind::copy, .from = device_address(from), .to = device_address(to), .bytes = room.used});
+        items.push_back({.kind = Item::Kind::copy,
+                         .brings = true,
+                         .from = device_address(from),
+                         .to = device_address(to),
+                         .bytes = room.used});
     }
     const auto is_launch = [](const Item& item) { return item.kind == Item::Kind::launch; };
     work_.items.insert(std::ranges::find_if(work_.items, is_launch), items.begin(), items.end());

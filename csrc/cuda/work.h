@@ -27,6 +27,8 @@ struct Item {
   // Before any launch behind it begins. So it is in no graph: in a chain of programmatic edges an ordinary one holds
   // nobody up (on an H100 with driver 580).
   bool ends_first = false;
+  // Whether all that it does is to bring what the host has.
+  bool brings = false;
   // A copy:
   Address from = 0;
   Address to = 0;

@@ -53,6 +53,15 @@ void DeferredRing::pop() {
   entry.leases.clear();
 }
 
+void DeferredRing::reach() noexcept {
+  for (size_t i = 0; i < size_; ++i) {
+    try {
+      entries_[(oldest_ + i) % entries_.size()].ticket.wait();
+    } catch (...) {  // `pop` says so
+    }
+  }
+}
+
 void DeferredRing::drain() {
   std::exception_ptr first;
   while (!empty()) {

@@ -42,6 +42,8 @@ class DeferredRing {
   void collect();
   // Waits for the oldest batch and drops it. Does nothing when the ring is empty.
   void pop();
+  // Waits for all of them, and leaves them there with their errors.
+  void reach() noexcept;
   // Waits for all of them, even when one throws; then throws the first error.
   void drain();
 

@@ -24,6 +24,7 @@ void draft_with_layer(LoadedEngine& engine, std::span<EngineSession* const> sess
 
 DraftPass::DraftPass(LoadedEngine& engine, const Interruption& waiting)
     : engine_(engine), turn_(engine.take_turn(waiting)) {
+  engine_.next_step_.forget();
   engine_.draft_pieces_.clear();
 }
 

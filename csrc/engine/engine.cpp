@@ -308,6 +308,11 @@ std::unique_lock<Turn> LoadedEngine::take_turn(const Interruption& interruption)
   return turn;
 }
 
+std::pair<int64_t, int64_t> LoadedEngine::steps_ahead() {
+  const std::unique_lock turn = take_turn();
+  return {next_step_.recorded(), next_step_.taken()};
+}
+
 void LoadedEngine::top_k(View logits, std::span<int32_t> ids, std::span<float> values) {
   const std::unique_lock turn = take_turn();
   const Mirrored picked_ids = picks_.begin();

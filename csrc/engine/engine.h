@@ -8,6 +8,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -21,6 +22,7 @@
 #include "engine/footprint.h"
 #include "engine/layer_state.h"
 #include "engine/model.h"
+#include "engine/next_step.h"
 #include "engine/ngram_feed.h"
 #include "engine/piece.h"
 #include "engine/recorder.h"
@@ -88,6 +90,9 @@ class LoadedEngine final : public Engine {
   // StateError in a child made by fork, before anything there can wait for a thread that the child does not have.
   void check_process() const;
 
+  // Of the steps that were recorded ahead, how many there were and how many came, for tests.
+  std::pair<int64_t, int64_t> steps_ahead();
+
   void top_k(View logits, std::span<int32_t> ids, std::span<float> values);
   // Of numbers that no batch under way uses.
   void download(const Mirrored& numbers, int64_t bytes);
@@ -124,6 +129,7 @@ class LoadedEngine final : public Engine {
   ExpertSide experts_;
   NgramFeed ngrams_;
   Recorder recorder_;                // after the members that its batches use
+  NextStep next_step_;               // likewise
   std::atomic<int64_t> tables_ = 0;  // bytes of lists, as the last pass left them: whoever asks has not the turn
   Turn turn_;
   std::vector<Piece> pieces_;  // of the pass that has the turn; kept to be reused

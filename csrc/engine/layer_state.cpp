@@ -1,6 +1,7 @@
 #include "engine/layer_state.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -12,6 +13,8 @@ namespace {
 
 constexpr int64_t alignment = 64;
 constexpr int64_t max_exchange = int64_t{1} << 20;
+
+std::atomic<int64_t> sessions_made = 0;
 
 }  // namespace
 
@@ -54,7 +57,7 @@ int64_t StateLayout::exchange_bytes() const {
 
 SessionState::SessionState(const Variant& variant, const SessionOptions& options, int64_t chunk, Backend& backend,
                            RowPools& pools, int64_t beside)
-    : backend_(backend), pools_(pools), layers_before_(variant.layers_before) {
+    : backend_(backend), pools_(pools), layers_before_(variant.layers_before), number_(++sessions_made) {
   StateLayout layout = state_layout(variant, options.kv_dtype);
   layers_ = std::move(layout.layers);
   recurrent_bytes_ = layout.recurrent_bytes;
@@ -82,6 +85,17 @@ void SessionState::place_recurrent() noexcept {
 void SessionState::swap_recurrent(std::unique_ptr<Buffer>& copy) noexcept {
   recurrent_.swap(copy);
   place_recurrent();
+  ++swaps_;
+}
+
+Placing SessionState::placing() const noexcept {
+  Placing placing = {number_, swaps_};
+  for (const RowTable& table : tables_) placing.changes += table.changes();
+  return placing;
+}
+
+bool SessionState::has_room(int64_t row) const {
+  return std::ranges::all_of(tables_, [&](const RowTable& table) { return table.has_room(row); });
 }
 
 // Has each table take what it lacks, and `use` it. What fails gives all of it back.

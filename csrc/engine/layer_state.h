@@ -41,6 +41,14 @@ struct StateLayout {
   int64_t exchange_bytes() const;
 };
 
+// Where all of a session's state lies: equal only for the same session, and while nothing of it lies elsewhere.
+struct Placing {
+  int64_t session;
+  int64_t changes;
+
+  bool operator==(const Placing&) const = default;
+};
+
 StateLayout state_layout(const Variant& variant, DType kv_dtype);
 
 class SessionState {
@@ -51,6 +59,9 @@ class SessionState {
                int64_t beside);
 
   const LayerState& layer(size_t index) const { return layers_[index]; }
+  Placing placing() const noexcept;
+  // Whether a row that comes next may be written where it belongs, without more memory.
+  bool has_room(int64_t row) const;
   bool has_recurrent() const { return recurrent_bytes_ > 0; }
 
   // The fixed-size part, of all layers together: a copy kept or brought back. No batch under way uses it.
@@ -112,6 +123,8 @@ class SessionState {
   std::unique_ptr<Buffer> exchange_;  // for the host to read and write through, where it does not reach the others
   mutable std::mutex exchanging_;     // guards its content
   int64_t recurrent_bytes_ = 0;
+  int64_t number_;     // of all sessions of the process
+  int64_t swaps_ = 0;  // of the recurrent state with a copy
 };
 
 }  // namespace moeflux

@@ -38,8 +38,14 @@ void Pass::run(const Interruption& halfway, StepStats& stats) {
   engine_.experts_.begin(rows_);
   try {
     engine_.ngrams_.begin(engine_.pieces_, stats);
-    run_layers(stats);
-    run_logits(stats);
+    if (engine_.next_step_.is(engine_.pieces_) && engine_.experts_.runs_alone(rows_)) {
+      run_recorded(stats);
+    } else {
+      engine_.next_step_.forget();
+      write_tokens();
+      run_layers(stats);
+      run_logits(stats);
+    }
     hand_on();
     run_draft_rows();
     engine_.recorder_.finish();
@@ -47,6 +53,7 @@ void Pass::run(const Interruption& halfway, StepStats& stats) {
     engine_.ngrams_.finish();
     engine_.model_.weights.check_unchanged();
   } catch (...) {
+    engine_.next_step_.forget();
     engine_.recorder_.abandon();
     engine_.experts_.abandon();
     engine_.ngrams_.abandon();
@@ -57,6 +64,17 @@ void Pass::run(const Interruption& halfway, StepStats& stats) {
   const double seconds = watch.seconds();
   stats.seconds += seconds;
   stats.compute_seconds += seconds - stats.read_wait_seconds;
+}
+
+// Where the device looks for them.
+void Pass::write_tokens() {
+  const Variant& variant = engine_.model_.variant;
+  if (!variant.begins()) return;
+  const int64_t streams = variant.stream_count();
+  auto* const tokens = engine_.scratch_.tokens.host<int32_t>();
+  for (const Piece& piece : engine_.pieces_)
+    for (int64_t i = 0; i < piece.rows(); ++i)
+      std::fill_n(tokens + (piece.first + i) * streams, streams, piece.tokens[static_cast<size_t>(i)]);
 }
 
 // Leaves rows of the embedding, or those of the stage before, in scratch.hidden.
@@ -70,12 +88,7 @@ void Pass::begin_stream(const Rows& rows) {
       std::ranges::copy(piece.hidden_in, s.exchanged.values<float>() + piece.first * variant.row_width());
     return s.exchanged.upload(commands, rows.n * variant.row_width() * 4);
   }
-  const int64_t streams = variant.stream_count();
-  for (const Piece& piece : rows.pieces)
-    for (int64_t i = 0; i < piece.rows(); ++i)
-      std::fill_n(s.tokens.host<int32_t>() + (piece.first + i) * streams, streams,
-                  piece.tokens[static_cast<size_t>(i)]);
-  commands.embed(model.embed, s.tokens, s.hidden, rows.n * streams);
+  commands.embed(model.embed, s.tokens, s.hidden, rows.n * variant.stream_count());
   if (variant.embedding_scale != 1)
     commands.scale(s.hidden, static_cast<float>(variant.embedding_scale), rows.n * variant.row_width());
 }
@@ -124,7 +137,7 @@ void Pass::send_ahead() {
   Recorder& recorder = engine_.recorder_;
   if (!engine_.backend_->runs_on_submit() || recorder.holds() || recorder.keeps_any()) return;
   recorder.current();
-  recorder.defer(recorder.submit());
+  recorder.send();
 }
 
 // Those of all rows come first, because this takes long and may be given up.
@@ -135,12 +148,7 @@ void Pass::run_logits(StepStats& stats) {
   for (const Piece& piece : pieces)
     if (wants_every(piece)) every_logit(piece, stats);
   if (any_last) {
-    for (size_t begin = 0, end = 0; begin < pieces.size(); begin = end) {
-      int64_t count = 0;
-      for (; end < pieces.size() && count + wanted_rows(pieces[end]) <= engine_.scratch_.logit_rows; ++end)
-        count += wanted_rows(pieces[end]);
-      if (count > 0) record_last_logits(pieces.subspan(begin, end - begin), count);
-    }
+    record_every_last();
     await(stats);
   }
   const int64_t vocab = engine_.model_.head.rows;
@@ -149,6 +157,17 @@ void Pass::run_logits(StepStats& stats) {
     std::memcpy(piece.logits.values<float>(), piece.all_logits.data() + (piece.rows() - 1) * vocab,
                 static_cast<size_t>(vocab) * 4);
     piece.logits.upload(*engine_.backend_, vocab * 4);
+  }
+}
+
+// As many at once as there is room for.
+void Pass::record_every_last() {
+  const std::span<const Piece> pieces = engine_.pieces_;
+  for (size_t begin = 0, end = 0; begin < pieces.size(); begin = end) {
+    int64_t count = 0;
+    for (; end < pieces.size() && count + wanted_rows(pieces[end]) <= engine_.scratch_.logit_rows; ++end)
+      count += wanted_rows(pieces[end]);
+    if (count > 0) record_last_logits(pieces.subspan(begin, end - begin), count);
   }
 }
 
@@ -190,13 +209,62 @@ void Pass::run_draft_rows() {
     layer.input.read(commands, s, rows_);
     layer.mixer->keep(commands, s, 0, {engine_.draft_pieces_, rows_});
   }
-  engine_.recorder_.defer(engine_.recorder_.submit());
+  engine_.recorder_.send();
 }
+
+// ---- The step to come ----------------------------------------------------------------------------------------------
+
+// Where nothing of a step depends on what the host has, but for its tokens.
+bool Pass::may_record_next() {
+  constexpr int64_t most_rows = 64;  // of more, each layer has a batch
+  const Variant& variant = engine_.model_.variant;
+  const auto is_plain = [](const Piece& piece) {
+    return NextStep::is_plain(piece) && piece.copies.empty() && piece.state->has_room(piece.position + 1);
+  };
+  return engine_.backend_->records_ahead() && rows_ <= most_rows && variant.is_whole() && !variant.draft &&
+         !engine_.ngrams_.has_tables() && std::ranges::all_of(engine_.pieces_, is_plain) &&
+         engine_.experts_.runs_alone(rows_);
+}
+
+// While the device is at work. What fails here, fails again where it is wanted.
+void Pass::record_next() noexcept {
+  Recorder& recorder = engine_.recorder_;
+  try {
+    if (!may_record_next()) return;
+    recorder.reach_deferred();  // the first of them brings the angles, which are written anew
+    for (Piece& piece : engine_.pieces_) ++piece.position;  // nobody needs those of this step any more
+    NextStep::Batches batches;
+    StepStats counts;
+    recorder.record_ahead(batches, [&] {
+      run_layers(counts);
+      record_every_last();
+    });
+    counts.beside_seconds = 0;  // they are a part of this step
+    engine_.next_step_.become(engine_.pieces_, std::move(batches), counts);
+  } catch (...) {
+    engine_.next_step_.forget();
+  }
+}
+
+void Pass::run_recorded(StepStats& stats) {
+  Recorder& recorder = engine_.recorder_;
+  write_tokens();
+  recorder.look_around();
+  NextStep::Batches batches = engine_.next_step_.take(stats);
+  for (std::unique_ptr<Commands>& batch : batches) {
+    recorder.take_up(std::move(batch));
+    if (&batch != &batches.back()) recorder.send();
+  }
+  await(stats);
+}
+
+// ---- Logits --------------------------------------------------------------------------------------------------------
 
 // Submits the batch at hand, and waits for the reads that it holds for and then for the batch.
 void Pass::await(StepStats& stats) {
   Ticket ticket = engine_.recorder_.submit();
   engine_.experts_.let_go(engine_.recorder_, stats);
+  record_next();
   engine_.recorder_.await(std::move(ticket));
 }
 

@@ -29,11 +29,16 @@ class Pass {
 
  private:
   void begin_stream(const Rows& rows);
+  void write_tokens();
   void run_layers(StepStats& stats);
   void run_logits(StepStats& stats);
   void hand_on();
   void run_draft_rows();
+  void record_every_last();
   void await(StepStats& stats);
+  bool may_record_next();
+  void record_next() noexcept;
+  void run_recorded(StepStats& stats);
   void record_last_logits(std::span<const Piece> pieces, int64_t count);
   View side_by_side(std::span<const Piece> pieces);
   void every_logit(const Piece& piece, StepStats& stats);

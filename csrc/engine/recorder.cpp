@@ -51,6 +51,12 @@ Ticket Recorder::submit() {
   return ticket;
 }
 
+void Recorder::send() {
+  if (!ahead_) return defer(submit());
+  backend_.settle(current());
+  ahead_->push_back(std::move(commands_));
+}
+
 void Recorder::defer(Ticket ticket) { ring_.push(std::move(ticket), leases_); }
 
 void Recorder::await(Ticket ticket) {

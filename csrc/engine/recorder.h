@@ -33,7 +33,7 @@ class Recorder {
   void abandon() noexcept;
   // To be called between the pieces of long work. Throws when the call is given up.
   void look_around() const {
-    if (*interruption_) (*interruption_)();
+    if (!ahead_ && *interruption_) (*interruption_)();
   }
 
   Commands& current();
@@ -46,10 +46,34 @@ class Recorder {
   bool holds() const { return held_ != 0; }
   void release() noexcept { backend_.release(std::exchange(held_, 0)); }
 
-  // Submits the batch at hand; a new one begins with the next op. Its ticket goes to one of these:
+  // The batch at hand is complete, and a new one begins with the next op. It stays in flight with its leases; if there
+  // are too many, the oldest one is waited for.
+  void send();
+  // The same in steps. The ticket goes to one of these:
   Ticket submit();
-  void defer(Ticket ticket);  // stays in flight with its leases; waits for the oldest batch when there are too many
+  void defer(Ticket ticket);
   void await(Ticket ticket);  // it is waited for, and its leases are given back
+
+  // Records a batch, or several by `send`, none of which is submitted. Settled, they come to `batches`, also before an
+  // error.
+  template <typename Record>
+  void record_ahead(std::vector<std::unique_ptr<Commands>>& batches, const Record& record) {
+    ahead_ = &batches;
+    try {
+      record();
+      send();
+    } catch (...) {
+      commands_.reset();
+      ahead_ = nullptr;
+      throw;
+    }
+    ahead_ = nullptr;
+  }
+  bool is_ahead() const { return ahead_ != nullptr; }
+  // Takes one of them as the batch at hand.
+  void take_up(std::unique_ptr<Commands> batch) { commands_ = std::move(batch); }
+  // Until what is deferred has ended. What failed says so where it is waited for.
+  void reach_deferred() noexcept { ring_.reach(); }
 
   // `collect` gives back the leases of batches that are done. `pop` waits for the oldest batch, and gives back its
   // leases.
@@ -63,8 +87,9 @@ class Recorder {
   const Interruption* interruption_ = nullptr;
   int64_t ring_waits_ = 0;  // when the call began
   std::unique_ptr<Commands> commands_;
-  std::vector<Lease> leases_;  // of the batch at hand
-  int64_t held_ = 0;           // what it holds at; 0: nothing
+  std::vector<std::unique_ptr<Commands>>* ahead_ = nullptr;  // where batches go that are not submitted
+  std::vector<Lease> leases_;                                // of the batch at hand
+  int64_t held_ = 0;                                         // what it holds at; 0: nothing
   DeferredRing ring_;
 };
 

@@ -30,6 +30,7 @@ RowTable::RowTable(const RowKind& kind, RowPool& pool, int64_t max_context, int6
 }
 
 void RowTable::put(int64_t index, RowPool::Block block) noexcept {
+  ++changes_;
   views_[static_cast<size_t>(index)] = block.view();
   at(index) = std::move(block);
   first_ = std::min(first_, index);
@@ -42,6 +43,7 @@ void RowTable::put_waiting(int64_t index) noexcept {
 }
 
 void RowTable::leave(int64_t index) noexcept {
+  changes_ += bool(at(index));
   if (is_own(index)) waiting_.push_back(std::move(at(index)));  // there is room for all
   at(index) = {};
   views_[static_cast<size_t>(index)] = {};

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,6 +50,9 @@ class RowTable {
 
   const RowKind& kind() const { return kind_; }
   std::span<const View> views() const { return views_; }  // empty where no row is needed
+  int64_t changes() const { return changes_; }            // how often one of these became another
+  // Whether a row that comes next may be written where it belongs.
+  bool has_room(int64_t row) const { return row / block_rows < std::ssize(blocks_) && is_own(row / block_rows); }
 
   // ---- A call --------------------------------------------------------------------------------------------------
 
@@ -100,7 +104,8 @@ class RowTable {
   size_t waited_ = 0;                    // how many did before the last `take`
   int64_t first_ = 0;                    // blocks are empty before this one
   int64_t end_ = 0;                      // and from this one on
-  int64_t known_from_ = 0;               // rows before this one are not known, even in a block that is there
+  int64_t changes_ = 0;
+  int64_t known_from_ = 0;  // rows before this one are not known, even in a block that is there
 };
 
 }  // namespace moeflux

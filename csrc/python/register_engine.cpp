@@ -434,6 +434,9 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
          py::arg("host_session_bytes") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru",
          py::arg("look_ahead") = "auto", py::arg("speculate") = "off", py::arg("layers") = all_layers,
          py::arg("checksums") = py::none(), py::arg("on_progress") = py::none(), py::arg("time_ops") = false);
+  testing.def_static(
+      "steps_ahead", [](Engine& engine) { return dynamic_cast<LoadedEngine&>(engine).steps_ahead(); },
+      py::arg("engine"), "How many steps were recorded before they were asked for, and how many of them were then.");
   engines.def("describe", &Engine::describe)
       .def_property_readonly("memory", &Engine::memory, "What is held now, by what it is for.")
       .def_property_readonly("held", &Engine::held, "The same, counted where memory is given out.")

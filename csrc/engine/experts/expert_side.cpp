@@ -55,6 +55,10 @@ void ExpertSide::run(Recorder& recorder, const RoutedExpertsBlock& block, const 
     run_streamed_chunk(call, picks_, feed_);
 }
 
+bool ExpertSide::runs_alone(int64_t n) {
+  return (n == 1 || backend_.groups_chosen()) && !picks_.observed() && resident_.serves_all();
+}
+
 void ExpertSide::begin(int64_t n) {
   laps_ = {};
   call_ = {n, laps_, slots_.pool().stats().busy_seconds, slots_.loader().counts()};

@@ -31,6 +31,9 @@ class ExpertSide {
   // scratch.hidden += experts(norm(scratch.hidden)), after what was recorded before.
   void run(Recorder& recorder, const RoutedExpertsBlock& block, const Scratch& scratch, int64_t n, StepStats& stats);
 
+  // Whether `run` of n tokens would need nothing of the host, in any layer, and so depend on nothing that it knows.
+  bool runs_alone(int64_t n);
+
   // After a submission: waits for the reads that the batch holds for, and releases it. IoError when a read failed.
   void let_go(Recorder& recorder, StepStats& stats) { feed_.let_go(recorder, stats); }
 

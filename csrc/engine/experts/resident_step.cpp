@@ -47,9 +47,17 @@ void ResidentStep::run(const ExpertCall& call) {
   call.block.record_chosen(commands, call.scratch, call.n, slots_.store().experts(call.layer()), table.device,
                            slots_.matrices(call.layer(), 0));
   call.block.record_sum(commands, call.scratch, call.n);
-  if (call.n > few_tokens || (call.n > 1 && ends_batch(call.layer()))) call.recorder.defer(call.recorder.submit());
+  const bool is_ahead = call.recorder.is_ahead();  // then the device has work
+  if (!is_ahead && (call.n > few_tokens || (call.n > 1 && ends_batch(call.layer())))) call.recorder.send();
   call.stats.expert_hits += call.n * call.block.per_token();
   call.stats.beside_seconds += call.laps.lap();
+}
+
+bool ResidentStep::serves_all() {
+  for (int64_t layer = 0; layer < slots_.store().layers(); ++layer)
+    if (slots_.store().has_experts(layer) && !(ready(layer) && layers_[static_cast<size_t>(layer)].is_uploaded))
+      return false;
+  return true;
 }
 
 void ResidentStep::fill() {

@@ -19,6 +19,8 @@ class ResidentStep {
   // Whether all experts of the layer are there. It looks at each expert until that one is there, and then no more.
   bool ready(int64_t layer);
   void run(const ExpertCall& call);
+  // Whether all experts of all layers are there, and the device knows where.
+  bool serves_all();
 
   // Begins some reads, between calls. After one has failed it begins none, because that one would fail again and again.
   void fill();
