@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <variant>
 
 #include "core/error.h"
 #include "engine/engine.h"
@@ -40,6 +41,11 @@ constexpr int64_t max_picks = int64_t{1} << 24;
 std::span<const int32_t> view_of(const Tokens& tokens) {
   if (tokens.ndim() != 1) throw ArgumentError(concat("tokens: expected one dimension, found ", tokens.ndim()));
   return {tokens.data(), static_cast<size_t>(tokens.size())};
+}
+
+std::span<const int32_t> view_of(const std::variant<Tokens, int32_t>& tokens) {
+  if (const auto* const token = std::get_if<int32_t>(&tokens)) return {token, 1};
+  return view_of(std::get<Tokens>(tokens));
 }
 
 void check_floats(const char* what, const py::array& found, const std::vector<py::ssize_t>& shape, bool writeable) {
@@ -105,9 +111,9 @@ std::pair<int64_t, int64_t> layers_of(const Of& of) {
   return {range.first, range.last};
 }
 
-// A session, its next tokens, room for what all of them yield, and the hidden rows that they begin with. That room is
-// for logits, where they are wanted, or for hidden rows, with an engine that has not the last layer.
-using Piece = std::tuple<Session*, Tokens, std::optional<py::array>, std::optional<py::array>>;
+// A session, its next tokens or token, room for what all of them yield, and the hidden rows that they begin with. That
+// room is for logits, where they are wanted, or for hidden rows, with an engine that has not the last layer.
+using Piece = std::tuple<Session*, std::variant<Tokens, int32_t>, std::optional<py::array>, std::optional<py::array>>;
 
 // The serial of each session's logits, and what is wrong with it, if anything is.
 std::vector<std::pair<int64_t, std::string>> evaluate(Engine& engine, const std::vector<Piece>& pieces, bool logits,
@@ -460,9 +466,9 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
           },
           py::arg("max_context") = 0, py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4)
       .def("evaluate", &evaluate, py::arg("work"), py::arg("logits"), py::arg("cancel") = py::none(),
-           "Evaluates (session, tokens, out, hidden) together: `out` is room for the logits of all tokens, or, without "
-           "the last layer, for hidden rows; `hidden` are those of the layer before, if there is one. Returns (the "
-           "serial of its logits, what is wrong with it) for each session.");
+           "Evaluates (session, tokens, out, hidden) together, where a single token may be an int: `out` is room for "
+           "the logits of all tokens, or, without the last layer, for hidden rows; `hidden` are those of the layer "
+           "before, if there is one. Returns (the serial of its logits, what is wrong with it) for each session.");
 
   session.def_property_readonly("position", &Session::position)
       .def_property_readonly("max_context", &Session::max_context)

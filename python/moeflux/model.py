@@ -14,7 +14,7 @@ import numpy as np
 
 from moeflux import _core
 from moeflux._core import Cancel
-from moeflux.errors import ArgumentError, Error, StateError, found, refusals
+from moeflux.errors import ArgumentError, BudgetError, Error, StateError, found, refusals
 from moeflux.living import Living
 from moeflux.log import LOG
 from moeflux.machine.cuda_kernels import make_kernels
@@ -26,10 +26,10 @@ from moeflux.runtime.held import Memory, Slots
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.look_ahead import LookAheadNotes
 from moeflux.runtime.options import LoadOptions, resolved, whole_number, words_of
-from moeflux.runtime.plan import DEFAULT_CONTEXT, LOADED, make_plan, pricing
+from moeflux.runtime.plan import DEFAULT_CONTEXT, LOADED, make_plan, price, pricing
 from moeflux.runtime.plan_table import ENGINE_PARTS, SESSION_PARTS, Plan
 from moeflux.runtime.recording import Activations, Counting, Recording
-from moeflux.runtime.tokens import Tokens, token_array
+from moeflux.runtime.tokens import Tokens, is_token, token_array
 from moeflux.session import Session
 from moeflux.sizes import size_text
 from moeflux.stores.store import Store, open_store
@@ -176,12 +176,15 @@ class Model:
         if logits not in ("last", "all", "none"):
             raise ArgumentError(f'logits: expected "last", "all" or "none", found {logits!r:.40}')
         vocab = self.variant.vocab_size
+        if logits == "last" and (step := _step_of(work)) is not None:
+            serials = self._evaluate([(core, token, None, None) for _, core, token in step], True, cancel)
+            return [session._logits(serial) for (session, _, _), serial in zip(step, serials, strict=True)]
         with refusals("evaluate"):
             checked = [_checked(place, each) for place, each in enumerate(work)]
         rows = sum(len(each.ids) for each in checked) if logits == "all" else 0
         with refusals(f"evaluate: logits of {rows} tokens x {vocab}"):
             every = [np.empty((len(each.ids), vocab), np.float32) for each in checked if rows]
-        serials = self._evaluate(checked, every, logits != "none", cancel)
+        serials = self._evaluate(_with_room(checked, every), logits != "none", cancel)
         if logits == "all":
             return every
         if logits == "last":
@@ -201,19 +204,17 @@ class Model:
             every = [np.empty((len(each.ids), self.width), np.float32) for each in checked]
         if self.layers[1] == self.variant.num_layers:
             raise StateError("evaluate_hidden: expected a model without the last layer, found one that has logits")
-        self._evaluate(checked, every, False, cancel)
+        self._evaluate(_with_room(checked, every), False, cancel)
         return every
 
-    def _evaluate(
-        self, checked: Sequence[_Piece], every: Sequence[np.ndarray], logits: bool, cancel: Cancel | None
-    ) -> list[int]:
-        """Into `every`, if it has a place for each. Returns the serials of the sessions' logits."""
-        pieces = [
-            (each.core, each.ids, every[place] if every else None, each.hidden) for place, each in enumerate(checked)
-        ]
-        with pricing(self._plan):
+    def _evaluate(self, pieces: Sequence[_Given], logits: bool, cancel: Cancel | None) -> list[int]:
+        """Returns the serials of the sessions' logits."""
+        try:
             done = self._engine.evaluate(pieces, logits, cancel)
-        self._notes.note(checked[0].core)
+        except BudgetError as error:
+            price(error, self._plan)
+            raise
+        self._notes.note(pieces[0][0])
         broken = [f"work[{place}]: {failure}" for place, (_, failure) in enumerate(done) if failure]
         if broken:
             raise Error("; ".join([*broken, "the other sessions have gone on"]))
@@ -416,6 +417,34 @@ class _Piece(NamedTuple):
     core: _core.Session
     ids: np.ndarray
     hidden: np.ndarray | None
+
+
+_Given = tuple[_core.Session, "np.ndarray | int", "np.ndarray | None", "np.ndarray | None"]
+"""As the engine takes a piece of work: with room for what all of its tokens yield, and their hidden rows."""
+
+
+def _with_room(checked: Sequence[_Piece], every: Sequence[np.ndarray]) -> list[_Given]:
+    """With `every`, if that has a place for each."""
+    return [(each.core, each.ids, every[place] if every else None, each.hidden) for place, each in enumerate(checked)]
+
+
+def _step_of(work: Work) -> list[tuple[Session, _core.Session, int]] | None:
+    """The sessions, their cores and tokens if each has one token, as in a list of (session, [token]). Then there is
+    nothing to refuse or to convert, which would take microseconds of each step for each session."""
+    if type(work) is not list:
+        return None
+    step = []
+    for piece in work:
+        if type(piece) is not tuple or len(piece) != 2:
+            return None
+        session, tokens = piece
+        if type(session) is not Session or type(tokens) is not list or len(tokens) != 1 or not is_token(tokens[0]):
+            return None
+        core = session._open
+        if core is None:
+            return None
+        step.append((session, core, tokens[0]))
+    return step or None
 
 
 def _checked(place: int, piece: object) -> _Piece:

@@ -10,14 +10,14 @@ import numpy as np
 
 from moeflux import _core
 from moeflux._core import Cancel, StepStats
-from moeflux.errors import ArgumentError, StateError, found, refusals
+from moeflux.errors import ArgumentError, BudgetError, StateError, found, refusals
 from moeflux.living import Living
 from moeflux.runtime.logits import Logits
 from moeflux.runtime.look_ahead import LookAheadNotes
-from moeflux.runtime.plan import pricing
+from moeflux.runtime.plan import price, pricing
 from moeflux.runtime.plan_table import Plan
 from moeflux.runtime.snapshot import Snapshot, part_of
-from moeflux.runtime.tokens import Tokens, token_array
+from moeflux.runtime.tokens import Tokens, is_token, token_array
 
 if TYPE_CHECKING:
     from moeflux.text.chat import Prompt
@@ -152,11 +152,15 @@ class Session:
         Setting `cancel`, or Ctrl-C, cancels the call within the time of a layer, and nothing has changed. With
         recurrent layers and no checkpoint here, a step that has begun is finished first.
         """
-        with refusals("step"):
-            id = int(token_array([token])[0])
+        if not is_token(token):
+            with refusals("step"):
+                token = int(token_array([token])[0])
         core = self._core
-        with pricing(self._plan):
-            serial = core.step(id, cancel, None if after is None else after.serial)
+        try:  # no `with`: it would take microseconds
+            serial = core.step(token, cancel, None if after is None else after.serial)
+        except BudgetError as error:
+            price(error, self._plan)
+            raise
         self._notes.note(core)
         return self._logits(serial)
 

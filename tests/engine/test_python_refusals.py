@@ -43,10 +43,11 @@ class Core:
         return none_left if name in ("read_state", "logits", "top_k") else getattr(self._core, name)
 
 
+TOKEN: Any = np.int32(1)  # which is converted, while a plain int is taken as it is
 Call = Callable[[moeflux.Session, Snapshot], object]
 CALLS: dict[str, tuple[Call, object, str, str]] = {
     "tokens": (lambda s, _: s.prefill(SECOND), session, "token_array", "prefill"),
-    "a step": (lambda s, _: s.step(1), session, "token_array", "step"),
+    "a step": (lambda s, _: s.step(TOKEN), session, "token_array", "step"),
     "all logits": (lambda s, _: s.prefill(SECOND, logits="all"), np, "empty", "prefill: logits of 3 tokens x 8192"),
     "snapshot": (lambda s, _: s.snapshot(), None, "", "snapshot at position 5"),
     "restore": (lambda s, taken: s.restore(taken), np, "ascontiguousarray", "restore"),
@@ -73,6 +74,19 @@ def test_a_session(loaded: moeflux.Model, monkeypatch: pytest.MonkeyPatch, name:
     assert used.tokens == FIRST
     found, expected = (np.stack([each.step(id).numpy() for id in NEXT]) for each in (used, other))
     assert np.array_equal(found, expected)
+
+
+def test_plain_ints_need_no_memory(loaded: moeflux.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a step of one session and of several. Their conversion would be a part of every step."""
+    sessions = [loaded.session() for _ in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "token_array", none_left)
+        patch.setattr(model, "token_array", none_left)
+        for each in sessions:
+            each.step(1)
+        rows = loaded.evaluate([(each, [2]) for each in sessions[:2]])
+    expected = sessions[2].step(2).numpy()
+    assert all(np.array_equal(row.numpy(), expected) for row in rows)
 
 
 def test_a_new_session(loaded: moeflux.Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,11 +81,16 @@ def pricing(plan: Plan | None) -> Generator[None, None, None]:
     try:
         yield
     except BudgetError as error:
-        if plan is None or plan.budget_bytes is None or error.missing is None:
-            raise
-        if not plan.device_parts:  # of two memories, the error names the one
-            error.needed, error.floor = plan.budget_bytes + error.missing, plan.least_bytes
+        price(error, plan)
         raise
+
+
+def price(error: BudgetError, plan: Plan | None) -> None:
+    """The same for one that was caught."""
+    if plan is None or plan.budget_bytes is None or error.missing is None:
+        return
+    if not plan.device_parts:  # of two memories, the error names the one
+        error.needed, error.floor = plan.budget_bytes + error.missing, plan.least_bytes
 
 
 LOADED: Living[_core.Engine, Plan] = Living()

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 
 from moeflux import files
 from moeflux.errors import ArgumentError, FormatError
 
-__all__ = ["Tokens", "random_prompt", "read_prompt", "token_array"]
+__all__ = ["Tokens", "is_token", "random_prompt", "read_prompt", "token_array"]
 
 Tokens = Sequence[int] | np.ndarray
+
+
+def is_token(token: object) -> TypeGuard[int]:
+    """Whether it is a plain int that may be a token, so that nothing of it is to be refused or converted. Each step of
+    each session asks, while the device waits."""
+    return type(token) is int and 0 <= token < 1 << 31
 
 
 def token_array(tokens: Tokens) -> np.ndarray:
