@@ -53,9 +53,10 @@ FLOWS: dict[str, dict[str, Any]] = {
 LISTED_VOCAB = 5000  # of several blocks of logits
 LAUNCHES_OF_STEP = {"hybrid": 36, "wide": 32, "long": 46}  # of the first, whose experts are read
 # Of the delta-net's layer, of attention's, before and behind, and of words that go from one memory to the other.
-MOST_LAUNCHES_OF_RESIDENT_STEP = 6 + 8 + 4 + 4
+WORDS_AHEAD = 2  # for the step to come: its lists and its angles
+MOST_LAUNCHES_OF_RESIDENT_STEP = 6 + 8 + 4 + 4 + WORDS_AHEAD
 # Likewise in a step of several sessions: two batches, with their surveys.
-MOST_LAUNCHES_OF_ROWS = {"many experts": 11 + 13 + 6 + 10, "long keys": 9 + 13 + 6 + 10}
+MOST_LAUNCHES_OF_ROWS = {"many experts": 11 + 13 + 6 + 10 + WORDS_AHEAD, "long keys": 9 + 13 + 6 + 10 + WORDS_AHEAD}
 
 Stores = Callable[[str], Path]
 
