@@ -9,7 +9,8 @@ experts while they are at the same place, and only for the scheduler alone would
 Clients are another process on the same processors, so the machine should be otherwise idle. They are a small program
 (clients.cpp), for they are not what is measured. What a token costs in time of a processor is printed, too, which
 others disturb less: of the engine's threads, of the server's own thread, of what else this process does, and of the
-clients. Then, how long a step takes and what lies between two, in the median.
+clients. Then, how long the scheduler waits for a step and what it does between two, in the median. Steps are made ahead
+meanwhile, so a step takes as long as both together, or longer.
 
 At last others come while eight clients stream, one after the other: how long until the first byte of their headers is
 there? They would have to wait for a session, so no token is in that time, and they leave then.
@@ -60,7 +61,7 @@ class Sample:
     tokens: int
     seconds: float
     costs: dict[str, float]  # of the processors, in seconds
-    step: float  # seconds, in the median
+    step: float  # seconds that one is waited for, in the median
     between: float  # seconds from one to the next, in the median
 
     @property
@@ -69,7 +70,7 @@ class Sample:
 
 
 class Timed:
-    """A decoder that knows when its steps were."""
+    """A decoder that knows when its steps were waited for."""
 
     def __init__(self, engine: _core.Engine, rows: int) -> None:
         self._decoder = _core.Decoder(engine, rows)
@@ -180,7 +181,7 @@ def spent(samples: list[Sample]) -> str:
 
     parts = [f"{median(lambda each: 1e6 * each.costs[part] / each.tokens):.1f} {part}" for part in samples[0].costs]  # noqa: B023
     step, between = (1e3 * median(attrgetter(which)) for which in ("step", "between"))
-    return f"us of a processor for a token: {', '.join(parts)}; ms: {step:.2f} a step, {between:.3f} between two"
+    return f"us of a processor for a token: {', '.join(parts)}; ms: {step:.2f} until a step, {between:.3f} between two"
 
 
 def compare(name: str, model: Model, arguments: argparse.Namespace, program: Path) -> None:
@@ -206,7 +207,8 @@ def compare(name: str, model: Model, arguments: argparse.Namespace, program: Pat
             made, others = run()
             seconds = time.perf_counter() - began
             spent = {id: each - before.get(id, 0.0) for id, each in seconds_of_threads().items()}
-            engine = sum(each for id, each in spent.items() if id in computing)
+            of_python = {each.native_id for each in threading.enumerate()}
+            engine = sum(each for id, each in spent.items() if id in computing or id not in of_python)
             costs = {"engine": engine, "server": spent.get(server, 0.0), "clients": others}
             costs["the rest"] = sum(spent.values()) - engine - costs["server"]
             times = decoders[0].times

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "decoder/ahead.h"
 #include "decoder/running.h"
 #include "decoder/step.h"
 
@@ -23,6 +24,7 @@ Decoder::Decoder(std::shared_ptr<Engine> engine, int64_t rows)
   if (rows != 0 && rows < min_rows)
     throw ArgumentError(concat("rows: expected 0, or ", min_rows, " or more, found ", rows));
   prompt_rows_ = std::min(rows_, default_prompt_rows);
+  ahead_ = std::make_unique<Ahead>(*this);
 }
 
 Decoder::~Decoder() = default;
@@ -103,8 +105,51 @@ bool Decoder::remove(int64_t id) {
 // ---- A step ---------------------------------------------------------------------------------------------------------
 
 std::vector<DecoderEvent> Decoder::step(const Interruption& interruption) {
+  class Farewell {
+   public:
+    explicit Farewell(Decoder& decoder) : decoder_(decoder) {}
+    ~Farewell() { decoder_.let_go(); }
+
+   private:
+    Decoder& decoder_;
+  };
+  const Farewell farewell(*this);
+  if (std::optional<std::vector<DecoderEvent>> events = ahead_->take()) return std::move(*events);
+  return step_now(interruption);
+}
+
+std::vector<DecoderEvent> Decoder::step_now(const Interruption& interruption) {
   Step step(*this);
   return step.run(interruption);
+}
+
+// They go when nobody waits for the lock any more, because their owners may wait for somebody who does.
+void Decoder::let_go() {
+  std::unique_ptr<Running> gone;
+  {
+    const std::lock_guard lock(mutex_);
+    gone = std::move(gone_);
+  }
+  while (gone) gone = std::move(gone->behind);
+}
+
+// ---- Steps ahead ----------------------------------------------------------------------------------------------------
+
+bool Decoder::go_ahead() {
+  if (!can_go_ahead()) return false;
+  ahead_->begin();
+  return true;
+}
+
+void Decoder::end_ahead(bool at_once) { ahead_->end(at_once); }
+
+bool Decoder::is_ahead() const { return ahead_->is_under_way(); }
+
+bool Decoder::can_go_ahead() const {
+  const std::lock_guard lock(mutex_);
+  return !stepping_ && !requests_.empty() && std::ranges::all_of(requests_, [](const auto& each) {
+    return each->next && !each->over && !each->removed && !each->request.masked && !each->request.stepwise;
+  });
 }
 
 }  // namespace moeflux

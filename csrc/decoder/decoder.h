@@ -40,6 +40,7 @@ struct DecoderEvent {
   // Why it failed. Of a request that goes on "budget": there was no memory for its rows, and it is tried again.
   std::string error;
   int64_t evaluated = 0;  // tokens of the prompt
+  StepStats stats;        // of the engine's last call before the token was chosen
 };
 
 class Decoder {
@@ -70,16 +71,32 @@ class Decoder {
   // more as long as its session foresees them, which costs nothing. A request whose session
   // fails ends, and the others go on. What throws leaves every request where it was; tokens that were chosen are told
   // of by the next step. StateError when another thread is at a step.
+  //
+  // Where steps are made ahead, it gives what came of them since the last time, and waits for one, without an eye on
+  // the interruption. It gives nothing when there is none because they were ended.
   std::vector<DecoderEvent> step(const Interruption& interruption = {});
 
+  // Makes further steps before they are asked for, in a thread of its own. They end by themselves behind one that
+  // brings anything but tokens. False, and there are none, where somebody has to do something between steps: when a
+  // prompt is read, or somebody answers who is masked or has one token a step. Until all that came of them was taken,
+  // no session or sampler of a request may be used.
+  bool go_ahead();
+  // No further one is begun. `at_once`: the one under way is given up, where its sessions can go back.
+  void end_ahead(bool at_once = false);
+  // Whether there is one, or something came of one that `step` has not given yet.
+  bool is_ahead() const;
+
  private:
+  class Ahead;
   class Step;
   struct Running;
   using Requests = std::vector<std::unique_ptr<Running>>;
 
   void check(const Request& request) const;
   Running* find(int64_t id) const;
-  Requests take_over();
+  bool can_go_ahead() const;
+  std::vector<DecoderEvent> step_now(const Interruption& interruption);
+  void let_go();
 
   std::shared_ptr<Engine> engine_;
   int64_t rows_;
@@ -90,6 +107,9 @@ class Decoder {
   Requests requests_;         // by ascending id
   int64_t ids_ = 0;
   bool stepping_ = false;
+  std::unique_ptr<Running> gone_;  // is over, as those behind it, and goes in a thread that calls the decoder
+
+  std::unique_ptr<Ahead> ahead_;  // the last, for it uses all of this
 };
 
 }  // namespace moeflux

@@ -43,11 +43,13 @@ void Decoder::Running::evaluated(const Work& work) {
 void Decoder::Running::choose() {
   const bool wants_more = request.log_probabilities.has_value();
   LogProbabilities found;
+  StepStats stats;
   if (wants_more) found.best.resize(static_cast<size_t>(*request.log_probabilities));
   try {
     check_session();
     const std::span<const uint32_t> allowed = mask ? std::span<const uint32_t>(*mask) : std::span<const uint32_t>();
     next = choose_token(*request.sampler, *request.session, allowed, wants_more ? &found : nullptr);
+    stats = request.session->last();
   } catch (const Error& error) {
     fail(error.what());
     return;
@@ -56,6 +58,7 @@ void Decoder::Running::choose() {
   ++chosen;
   DecoderEvent& told = has_told_token() ? tell_more() : tell();
   told.token = next;
+  told.stats = stats;
   if (wants_more) {
     told.log_probability = found.of_token;
     told.likeliest = std::move(found.best);

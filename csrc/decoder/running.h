@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -48,6 +49,7 @@ struct Decoder::Running {
   uint64_t served = 0;  // greater than that of those who have waited longer
   bool over = false;
   std::vector<DecoderEvent> events;  // not told yet
+  std::unique_ptr<Running> behind;   // another one that is over, where this is
 
   // What others hand over, guarded by the decoder's mutex until the next step.
   std::optional<std::vector<uint32_t>> new_mask;

@@ -14,7 +14,6 @@ Decoder::Step::Step(Decoder& decoder) : decoder_(decoder) {
   if (decoder.stepping_)
     throw StateError("decoder: expected one caller of step at a time, found a step under way in another thread");
   running_.reserve(decoder.requests_.size());
-  gone_.reserve(decoder.requests_.size());
   for (const auto& each : decoder.requests_) {
     if (each->new_mask) each->mask = std::exchange(each->new_mask, {});
     running_.push_back(each.get());
@@ -22,12 +21,13 @@ Decoder::Step::Step(Decoder& decoder) : decoder_(decoder) {
   decoder.stepping_ = true;
 }
 
-// They go when nobody waits for the lock any more, because their owners may wait for somebody who does.
 Decoder::Step::~Step() {
   const std::lock_guard lock(decoder_.mutex_);
-  for (auto& each : decoder_.requests_)
-    if ((each->removed || (each->over && each->events.empty())) && gone_.size() < gone_.capacity())
-      gone_.push_back(std::move(each));
+  for (auto& each : decoder_.requests_) {
+    if (!each->removed && !(each->over && each->events.empty())) continue;
+    each->behind = std::move(decoder_.gone_);
+    decoder_.gone_ = std::move(each);
+  }
   std::erase(decoder_.requests_, nullptr);
   decoder_.stepping_ = false;
 }

@@ -15,7 +15,7 @@ class Decoder::Step {
  public:
   // Takes over what others have handed to the decoder. Requests that come from here on wait for the next step.
   explicit Step(Decoder& decoder);
-  // Lets go those who are over.
+  // Puts aside those who are over.
   ~Step();
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
@@ -40,7 +40,6 @@ class Decoder::Step {
   Decoder& decoder_;
   std::vector<Running*> running_;  // by ascending id
   std::vector<Part> parts_;
-  Requests gone_;
 };
 
 }  // namespace moeflux

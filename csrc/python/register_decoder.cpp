@@ -91,7 +91,9 @@ void register_decoder(py::module_& m) {
           "error", &DecoderEvent::error,
           "Why it failed. Of a request that goes on budget: there was no memory for its rows, and it is tried "
           "again.")
-      .def_readonly("evaluated", &DecoderEvent::evaluated, "Tokens of the prompt.");
+      .def_readonly("evaluated", &DecoderEvent::evaluated, "Tokens of the prompt.")
+      .def_property_readonly("stats", copy_of(&DecoderEvent::stats),
+                             "Of the engine's last call before the token was chosen.");
 
   Class<Decoder>(
       m, "Decoder",
@@ -113,7 +115,16 @@ void register_decoder(py::module_& m) {
       .def("remove", &Decoder::remove, py::arg("id"), py::call_guard<Released>(),
            "Returns whether the session is free now; otherwise it is when the step under way is over.")
       .def("step", &take_step, py::arg("cancel") = py::none(),
-           "Evaluates and chooses for all. Returns what became of each request that got further.");
+           "Evaluates and chooses for all. Returns what became of each request that got further. Where steps are made "
+           "ahead, it returns what came of them since the last time, and waits for one.")
+      .def("go_ahead", &Decoder::go_ahead,
+           "Makes further steps before they are asked for, until one brings anything but tokens. False, and there are "
+           "none, where somebody has to do something between steps: when a prompt is read, or somebody answers who is "
+           "masked or stepwise. Until all that came of them was taken, no session of a request may be used.")
+      .def("end_ahead", &Decoder::end_ahead, py::arg("at_once") = false,
+           "No further step is begun. The one under way is given up, if that is to be `at_once`.")
+      .def_property_readonly("is_ahead", &Decoder::is_ahead,
+                             "Whether a step is made ahead, or something came of one that `step` has not returned.");
 }
 
 }  // namespace moeflux::python

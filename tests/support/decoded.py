@@ -105,6 +105,16 @@ class Company:
         events = self.decoder.step(cancel)
         ids = [event.id for event in events]
         assert ids == sorted(ids)
+        self.hear(events)
+        return events
+
+    def step_ahead(self) -> Sequence[_core.DecoderEvent]:
+        """Events of several steps, one after the other."""
+        events = self.decoder.step()
+        self.hear(events)
+        return events
+
+    def hear(self, events: Sequence[_core.DecoderEvent]) -> None:
         for event in events:
             answer, wish = self.answers[event.id], self.wishes[event.id]
             assert not answer.finish, "it was over"
@@ -117,7 +127,6 @@ class Company:
                 answer.said.append((event.logprob, event.top))
                 if wish.masks is not None and not event.finish:
                     self.decoder.set_mask(event.id, wish.mask(len(answer.tokens)))
-        return events
 
     def finish(self) -> None:
         while self.step():

@@ -112,6 +112,17 @@ class GatedDecoder:
         self._gate.leave(events)
         return events
 
+    def go_ahead(self) -> bool:
+        """Each of its steps is let happen by itself."""
+        return False
+
+    def end_ahead(self, at_once: bool = False) -> None:
+        pass
+
+    @property
+    def is_ahead(self) -> bool:
+        return False
+
 
 class Alone:
     """Answers of sessions that nobody else uses; each is made once."""

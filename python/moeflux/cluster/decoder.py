@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from moeflux import _core
 from moeflux.cluster.engine import FarEngine
 from moeflux.cluster.session import Evaluation, FarSession
 from moeflux.cluster.stage import LAST, NONE
+from moeflux.cluster.stats import FarStats
 from moeflux.errors import ArgumentError, BudgetError, Cancelled, Error, PeerError, StateError, found
 
 __all__ = ["FarDecoder", "FarEvent"]
@@ -36,6 +37,7 @@ class FarEvent:
     finish: str = ""
     error: str = ""
     evaluated: int = 0
+    stats: FarStats = field(default_factory=FarStats)
 
 
 @dataclass
@@ -185,6 +187,17 @@ class FarDecoder:
                 del self._requests[running.id]
         return events
 
+    def go_ahead(self) -> bool:
+        """Micro-batches are on their way between steps as it is."""
+        return False
+
+    def end_ahead(self, at_once: bool = False) -> None:
+        pass
+
+    @property
+    def is_ahead(self) -> bool:
+        return False
+
     # ---- Sending ------------------------------------------------------------------------------------------------
 
     def _send(self, cancel: _core.Cancel | None) -> bool:
@@ -311,7 +324,7 @@ class FarDecoder:
             running.mask = None
             running.next, running.chosen = token, running.chosen + 1
             told = running.tell()
-            told.token, told.logprob, told.top = token, logprob, top
+            told.token, told.logprob, told.top, told.stats = token, logprob, top, running.session.last
             if token in running.stop_tokens:
                 told.finish = "end"
             elif running.chosen == running.max_tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from moeflux._core import Session
+from moeflux._core import Session, StepStats
 from moeflux.log import LOG
 
 __all__ = ["LookAheadNotes"]
@@ -18,9 +18,13 @@ class LookAheadNotes:
         self._pays: dict[str, bool] = {}
 
     def note(self, session: Session) -> None:
+        if LOG.isEnabledFor(logging.INFO):
+            self.note_stats(session.last)
+
+    def note_stats(self, last: StepStats) -> None:
+        """The same, of what is known of a call already."""
         if not LOG.isEnabledFor(logging.INFO):
             return
-        last = session.last
         for name, pays in (("look-ahead", last.look_ahead_pays), ("speculation", last.drafts_pay)):
             if pays is None or pays == self._pays.get(name):
                 continue

@@ -1,13 +1,16 @@
 """The thread that evaluates: it takes requests in, lets them begin, goes on by one step for all, and tells what came.
 
 Whatever it is told by other threads (a request, a cancellation, an end) it sees between two steps, and a step is one
-chunk at most.
+chunk at most. While nothing comes but tokens, the decoder goes ahead: it makes the next steps while this thread tells
+what came of the last one.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Literal
 
@@ -46,6 +49,8 @@ class Loop:
         self._next_tidy: float | None = None
         self._faults = 0  # turns in a row that failed
         self._tried = 0.0  # when those who wait were last asked
+        self._stepped = 0.0  # when the last step was over
+        self._ahead_until: float | None = None  # then the decoder is to rest, for somebody's time is over
         # Of all threads, under its lock.
         self._changed = threading.Condition()
         self._arrivals: list[Job] = []
@@ -70,6 +75,7 @@ class Loop:
             job.order = self._counts.accepted
             self._arrivals.append(job)
             self._woken = True
+            self._decoder.end_ahead()
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
@@ -79,6 +85,7 @@ class Loop:
     def wake(self) -> None:
         with self._changed:
             self._woken = True
+            self._decoder.end_ahead()
             self._changed.notify()
 
     def close(self, drain: bool) -> None:
@@ -89,6 +96,7 @@ class Loop:
                 self._step_cancel.set()
             elif not self._closing:
                 self._closing = "drain"
+            self._decoder.end_ahead(at_once=not drain)
             self._changed.notify()
 
     def stats(self) -> SchedulerStats:
@@ -129,13 +137,22 @@ class Loop:
         self._end(error)
 
     def _turn(self) -> None:
+        """While steps are made ahead, what came of them is told, and nothing else is done. Whoever is to do more has
+        them end first."""
+        if not self._running:
+            self._settle()
+        rests = not self._decoder.is_ahead
         now = time.monotonic()
-        self._end_early(now)
-        self._begin(now)
-        self.bell.ring()  # a step may take long
-        self._step()
+        if rests:
+            self._end_early(now)
+            self._begin(now)
+            self.bell.ring()  # a step may take long
+        elif self._ahead_until is not None and now >= self._ahead_until:
+            self._decoder.end_ahead()
+        self._step(rests)
         self.bell.ring()
-        self._next_tidy = self._admission.tidy(time.monotonic())
+        if not self._decoder.is_ahead:
+            self._next_tidy = self._admission.tidy(time.monotonic())
 
     def _go_on(self, error: Error) -> None:
         """Something failed of which it is not known whom it was for, as where memory is short: all who run fail."""
@@ -143,10 +160,18 @@ class Loop:
         if self._faults > MOST_FAULTS:
             raise error
         LOG.warning("a turn failed, and the %d answers that were under way: %s", len(self._running), error)
+        self._settle()
         for job in list(self._running.values()):
             self._stop(job)
             self._fail(job, error, time.monotonic())
         self._rest()
+
+    def _settle(self) -> None:
+        """No step is made ahead from now on. What came of those is not told any more."""
+        self._decoder.end_ahead(at_once=True)
+        while self._decoder.is_ahead:
+            with suppress(Error):
+                self._decoder.step()
 
     def _wait(self) -> bool:
         """Until there is something to do. Returns whether to go on."""
@@ -158,6 +183,8 @@ class Loop:
                 if self._closing == "now" or (self._closing and not self._running and not len(self._line)):
                     return False
                 if self._running or self._woken:
+                    if self._woken:
+                        self._decoder.end_ahead()
                     self._woken = False
                     return True
                 seconds = self._seconds_to_sleep()
@@ -260,14 +287,17 @@ class Loop:
 
     # ---- A step -------------------------------------------------------------------------------------------------
 
-    def _step(self) -> None:
+    def _step(self, rests: bool) -> None:
+        """`rests`: no steps are made ahead, but may be now."""
         if not self._running:
             return
-        if self._share is not None:
+        if self._share is not None and rests:
             self._decoder.prompt_rows = self._share.rows([job.unread for job in self._running.values() if job.reads])
-        began = time.monotonic()
+        began = time.monotonic() if rests else self._stepped
         try:
             events = self._decoder.step(self._step_cancel)
+            if rests:
+                self._go_ahead(events)
         except Cancelled:
             return
         except Error as error:
@@ -276,14 +306,13 @@ class Loop:
                 self._stop(job)
                 self._fail(job, error, time.monotonic())
             return
-        now = time.monotonic()
-        if self._share is not None:
-            answers = len({event.id for event in events if event.token is not None and not event.evaluated})
-            self._share.note(now - began, answers, sum(event.evaluated for event in events))
+        self._stepped = now = time.monotonic()
+        answers = {event.id for event in events if event.token is not None and not event.evaluated}
+        if self._share is not None and (rests or len(answers) == len(events)):  # those of one step
+            self._share.note(now - began, len(answers), sum(event.evaluated for event in events))
         heard = [(self._running[event.id], event) for event in events if event.id in self._running]
-        for job, _ in heard[:1]:  # what a step has cost is known to each of its sessions
-            if job.session is not None:
-                self._notes.note(job.session._core)
+        for _, event in heard[:1]:  # what a step has cost is known to each of its requests
+            self._notes.note_stats(event.stats)
         for job, event in heard:
             if event.id in self._running:  # its answer goes on
                 try:
@@ -332,6 +361,18 @@ class Loop:
             self._stop(job)
         self._keep(job, now)
         self._over(job, finish, now)
+
+    def _go_ahead(self, events: Sequence[Event]) -> None:
+        """If nothing but tokens has come. The GPU, or the cores, need not wait then until this thread has told of them.
+        Whatever else this thread is to do wakes it, or has its time, and ends the steps ahead."""
+        if self._woken or any(event.finish or event.error or event.evaluated for event in events):
+            return
+        times = [job.deadline for job in self._running.values() if job.deadline is not None]
+        seconds = self._seconds_to_sleep()
+        times += [] if seconds is None else [time.monotonic() + seconds]
+        self._ahead_until = min(times, default=None)
+        with suppress(Error):  # there is no thread or no memory for it, and each step is asked for
+            self._decoder.go_ahead()
 
     def _make_room(self, now: float) -> None:
         """Somebody's next rows found no memory, and none is about to come back. Idle branches go first. Then the
@@ -425,6 +466,7 @@ class Loop:
         for job in left:
             job.end("cancelled" if error is None else "failed", error)
         self.bell.ring()
+        self._settle()
         for job in list(self._running.values()):
             self._stop(job)
             if error is None:

@@ -65,6 +65,8 @@ class Event(Protocol):
     def error(self) -> str: ...  # "budget": there was no memory for its rows, and it is tried again
     @property
     def evaluated(self) -> int: ...  # tokens of its prompt
+    @property
+    def stats(self) -> _core.StepStats: ...  # of the engine's last call before the token was chosen
 
 
 class Decoder(Protocol):
@@ -91,7 +93,20 @@ class Decoder(Protocol):
 
     def set_mask(self, id: int, bits: np.ndarray | None) -> None: ...
     def remove(self, id: int) -> object: ...
-    def step(self, cancel: _core.Cancel | None = None) -> Sequence[Event]: ...
+    def step(self, cancel: _core.Cancel | None = None) -> Sequence[Event]:
+        """Where steps are made ahead, what came of them since the last time."""
+
+    def go_ahead(self) -> bool:
+        """Makes further steps before they are asked for, as long as nothing but tokens comes of them. False, and there
+        are none, where somebody has to do something between steps."""
+
+    def end_ahead(self, at_once: bool = False) -> None:
+        """Begins no further one; called from any thread."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether there are such steps, or events of them that `step` has not given yet. Sessions of requests belong to
+        the decoder then."""
 
 
 class MakeDecoder(Protocol):

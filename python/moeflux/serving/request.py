@@ -146,14 +146,14 @@ class Job:
 
     def take(self, event: Event) -> Finish | None:
         """A token that was chosen. Returns why the answer ends with it, if it does."""
-        assert event.token is not None and self.session is not None and event.finish != "failed"
+        assert event.token is not None and event.finish != "failed"
         finish = cast(Finish, event.finish) if event.finish else None
         text = "" if finish == "end" else self._text.add(event.token)
         if self._text.stop_string is None and finish is not None:
             text += self._text.finish()
         if self._text.stop_string is not None:
             finish = "stop"
-        self._stats = self.session.stats
+        self._stats = event.stats
         self.failed_at.clear()
         self.handle.say(Piece(text, event.token, self._stats, event.logprob, tuple(event.top)), self._text)
         return finish
