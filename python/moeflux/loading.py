@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from moeflux import model
-from moeflux.errors import ArgumentError
-from moeflux.model import Model
-from moeflux.runtime.options import LoadOptions
+from moeflux.errors import ArgumentError, Error
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from moeflux.model import Model
+    from moeflux.runtime.options import LoadOptions
 
 __all__ = ["load"]
 
@@ -36,7 +38,10 @@ def load(
               their state is kept, to the same bits; "fail", they end with the error. Other calls end with PeerError
     """
     if machines is None and devices is None:
-        return model.load(name, on_progress=on_progress, **options)
+        with _opening(options.get("backend"), options.get("device", 0)):
+            from moeflux import model
+
+            return model.load(name, on_progress=on_progress, **options)
     from moeflux.cluster.model import load_over, load_over_cards
 
     if machines is not None and devices is not None:
@@ -46,3 +51,26 @@ def load(
     if on_progress is not None:
         raise ArgumentError("on_progress: expected none with machines, found one: each loads by itself")
     return load_over(name, machines, options, on_loss=on_loss)
+
+
+@contextmanager
+def _opening(backend: object, device: object) -> Generator[None, None, None]:
+    """Has a thread open a GPU, which takes some tenths of a second, while everything that loads is imported. What is
+    wrong with the GPU, or with the options, is found again by whoever loads."""
+    if backend == "cpu":
+        yield
+        return
+    from moeflux import _core
+
+    held = []
+
+    def open_device() -> None:
+        with suppress(Error, TypeError):
+            held.append(_core.held_device(backend or "auto", device))  # type: ignore[arg-type]
+
+    thread = threading.Thread(target=open_device, daemon=True)
+    with suppress(RuntimeError):  # no thread
+        thread.start()
+    yield
+    # The model has it too, by now.
+    held.clear()

@@ -143,3 +143,28 @@ def test_importing_the_package_is_nothing_to_wait_for() -> None:
     run = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
     ours = [name for name in run.stdout.split() if name.split(".")[0] in ("moeflux", "numpy")]
     assert ours == ["moeflux", "moeflux.__main__"]
+
+
+def test_a_gpu_is_opened_while_what_loads_is_imported() -> None:
+    program = """
+import sys, threading
+import moeflux
+load, begun, main = moeflux.load, [], threading.main_thread()
+print("moeflux.model" in sys.modules)
+from moeflux import _core
+real = _core.held_device
+def held_device(backend, device):
+    begun.append((threading.current_thread() is main, backend, device))
+    return real("cpu", 0)
+_core.held_device = held_device
+for options in ({"backend": "cpu"}, {}):
+    load(threads=1, **options).close()
+    for thread in threading.enumerate():
+        if thread is not main:
+            thread.join()
+    print(*sorted(begun))
+    begun.clear()
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found = ["False", "(True, 'cpu', 0)", "(False, 'auto', 0) (True, 'auto', 0)"]
+    assert run.stdout.splitlines() == found

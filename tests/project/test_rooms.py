@@ -61,6 +61,7 @@ ORACLE_LIBRARIES = {"numpy"}
 STARTS_AT_ONCE = "help, a wrong call and a Ctrl-C need neither NumPy nor the core: a command imports what it runs"
 WITHOUT_TEXT = "tokenizers and Jinja take 50 ms and 10 MB, which who evaluates tokens does not need"
 ONLY_WHEN_USED = "heavy, or not there on every machine"
+BESIDE_A_GPU = "a thread opens the GPU meanwhile, which takes as long"
 FOR_TYPES = "of type checkers, which have it; Python has Unpack itself from 3.11 on"
 A_PROCESS = (
     "encoder.py is also the program of a process that has nothing of the package: its folder is on the path there"
@@ -70,7 +71,13 @@ A_PROCESS = (
 LATE: dict[str, dict[str, str]] = {
     "__main__": {"cli": "the process catches a Ctrl-C before it imports anything"},
     "cli": {"*": STARTS_AT_ONCE},
-    "loading": {"cluster": STARTS_AT_ONCE, "typing_extensions": FOR_TYPES},
+    "loading": {
+        "cluster": STARTS_AT_ONCE,
+        "model": BESIDE_A_GPU,
+        "runtime": BESIDE_A_GPU,
+        "_core": BESIDE_A_GPU,
+        "typing_extensions": FOR_TYPES,
+    },
     "cluster": {"ray": ONLY_WHEN_USED, "cryptography": ONLY_WHEN_USED, "typing_extensions": FOR_TYPES},
     "replicas": {"ray": ONLY_WHEN_USED},
     "model": {"text": WITHOUT_TEXT, "typing_extensions": FOR_TYPES},
