@@ -26,6 +26,11 @@ extern "C" __global__ void give(const GiveParams params) {
   begin_kernel();
   *params.to = u32(params.word);
 }
+extern "C" __global__ void give_late(const GiveParams params) {
+  wait_for_previous();
+  let_next_come();
+  *params.to = u32(params.word);
+}
 struct LookParams {
   const u32* from;
   u32* to;
@@ -135,3 +140,16 @@ def test_what_is_read_before_the_wait(driver: Driver, edges: list[bytes], early:
         ]
         driver.run(launches, edges)
         assert list(driver.words) == [NEW, expected, 1]
+
+
+# Where a kernel waits before it lets the next one come, whatever was before it has ended when that comes.
+@pytest.mark.parametrize(("first", "second", "early"), [("give", "give_late", NEW), ("give_late", "give", OLD)])
+def test_what_a_kernel_that_waits_first_holds_up(driver: Driver, first: str, second: str, early: int) -> None:
+    driver.words[:] = [OLD, 0, 0]
+    launches = [
+        (first, [driver.place(0), NEW]),
+        (second, [driver.place(2), 1]),
+        ("look", [driver.place(0), driver.place(1), 0]),
+    ]
+    driver.run(launches, [PROGRAMMATIC, PROGRAMMATIC])
+    assert list(driver.words) == [NEW, early, 1]

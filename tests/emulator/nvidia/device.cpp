@@ -173,7 +173,7 @@ void break_context(const std::string& words) {
 
 void mend_context() { broken = false; }
 
-Result run(const Launch& launch, void (*wait)(void*), void* previous) {
+Result run(const Launch& launch, Wait wait, void* previous) {
   const CudaEmulation& how = emulation();
   const MslOptions options = {how.order, how.checked, how.checked, true};
   const std::vector<MslBuffer> all = memory().all();
@@ -189,12 +189,14 @@ Relay::Relay() {
   std::thread([this] { work(); }).detach();
 }
 
-void Relay::begin(std::function<void(void (*wait)(void*), void*)> launch) {
+bool Relay::begin(std::function<void(Wait, void*)> launch) {
   std::unique_lock lock(mutex_);
   launch_ = std::move(launch);
+  next_may_come_ = true;  // if it ends without waiting
   state_ = State::running;
   changed_.notify_all();
   changed_.wait(lock, [this] { return state_ != State::running; });
+  return next_may_come_;
 }
 
 void Relay::end() {
@@ -205,8 +207,9 @@ void Relay::end() {
   changed_.wait(lock, [this] { return state_ == State::idle; });
 }
 
-void Relay::rest() {
+void Relay::rest(bool next_may_come) {
   std::unique_lock lock(mutex_);
+  next_may_come_ = next_may_come;
   state_ = State::waiting;
   changed_.notify_all();
   changed_.wait(lock, [this] { return state_ == State::running; });
@@ -217,7 +220,7 @@ void Relay::work() {
   for (;;) {
     changed_.wait(lock, [this] { return state_ == State::running; });
     lock.unlock();
-    launch_([](void* relay) { static_cast<Relay*>(relay)->rest(); }, this);
+    launch_([](void* relay, bool next_may_come) { static_cast<Relay*>(relay)->rest(next_may_come); }, this);
     lock.lock();
     state_ = State::idle;
     changed_.notify_all();

@@ -81,15 +81,17 @@ struct Launch {
   uint32_t shared_bytes = 0;
   std::vector<char> params;
 };
-// The first of its threads that waits for the kernel before calls `wait`, unless that is null.
-Result run(const Launch& launch, void (*wait)(void* previous) = nullptr, void* previous = nullptr);
+// The first of its threads that waits for the kernel before calls `wait`, unless that is null, and tells whether the
+// launch has let the next one come.
+using Wait = void (*)(void* previous, bool next_may_come);
+Result run(const Launch& launch, Wait wait = nullptr, void* previous = nullptr);
 
 // A thread of the host for a launch of a chain in which a kernel may come before the one that it waits for has ended.
 class Relay {
  public:
   Relay();
-  // Returns when the launch waits, or has ended.
-  void begin(std::function<void(void (*wait)(void*), void*)> launch);
+  // Returns when the launch waits, or has ended: whether the next one may come.
+  bool begin(std::function<void(Wait, void*)> launch);
   // Lets it go on, if it waits, and returns when it has ended.
   void end();
 
@@ -97,12 +99,13 @@ class Relay {
   enum class State { idle, running, waiting };
 
   void work();
-  void rest();
+  void rest(bool next_may_come);
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::function<void(void (*wait)(void*), void*)> launch_;
+  std::function<void(Wait, void*)> launch_;
   State state_ = State::idle;
+  bool next_may_come_ = false;
 };
 
 // ---- Streams --------------------------------------------------------------------------------------------------------

@@ -60,24 +60,26 @@ void copy_now(uint64_t to, uint64_t from, size_t bytes) {
   std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
 }
 
-void run_now(const Launch& launch, void (*wait)(void*) = nullptr, void* previous = nullptr) {
+void run_now(const Launch& launch, Wait wait = nullptr, void* previous = nullptr) {
   if (context_error()) return;
   if (kernels++ == emulation().fault_at) return break_context("");
   run(launch, wait, previous);
 }
 
-// Kernels come as early as they may: each runs until it waits before the one before it does more than that.
+// Kernels come as early as they may: each runs until it waits before the one before it does more than that. One that
+// lets nobody come before it has waited holds up the next until those before itself have ended.
 void run_chain(const std::vector<Node>& nodes) {
   static std::mutex one_at_a_time;
   static auto* relays = new std::array<Relay, most_relays>();  // a process that ends may still use them
   const std::lock_guard lock(one_at_a_time);
   size_t begun = 0;
+  bool may_come = false;  // the next one, behind the last that has begun
   for (size_t i = 0; i < nodes.size(); ++i) {
     for (; begun < std::min(i + most_relays, nodes.size()); ++begun) {
       const Node& node = nodes[begun];
-      if (begun > i && !node.is_programmatic) break;
-      (*relays)[begun % most_relays].begin(
-          [&node](void (*wait)(void*), void* previous) { run_now(node.launch, wait, previous); });
+      if (begun > i && !(node.is_programmatic && (may_come || begun == i + 1))) break;
+      may_come = (*relays)[begun % most_relays].begin(
+          [&node](Wait wait, void* previous) { run_now(node.launch, wait, previous); });
     }
     (*relays)[i % most_relays].end();
   }

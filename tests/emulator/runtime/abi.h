@@ -60,10 +60,11 @@ uint32_t msl_dispatch(const MslKernel* kernel, const MslBuffer* buffers, const u
                       const uint32_t* threads, const MslOptions* options);
 // The same for a kernel of CUDA's dialect, which takes `params` by value. `memory` are the `count` allocations that the
 // addresses in there may point to: the device's, and lists. `shared_bytes` are those of `extern __shared__`. The first
-// thread that waits for the kernel before calls `wait`, unless that is null.
+// thread that waits for the kernel before calls `wait`, unless that is null, and tells whether the kernel has let the
+// next one come.
 uint32_t msl_launch(const MslKernel* kernel, const void* params, const MslBuffer* memory, uint32_t count,
                     const uint32_t* blocks, const uint32_t* threads, uint32_t shared_bytes, const MslOptions* options,
-                    void (*wait)(void* previous), void* previous);
+                    void (*wait)(void* previous, bool next_may_come), void* previous);
 const char* msl_report();
 
 // Generated into every library. A kernel of CUDA's dialect has one parameter, whose element_bytes are those of its

@@ -149,11 +149,13 @@ __attribute__((visibility("default"))) uint32_t msl_launch(const MslKernel* kern
                                                            const MslBuffer* memory, uint32_t count,
                                                            const uint32_t* blocks, const uint32_t* threads,
                                                            uint32_t shared_bytes, const MslOptions* options,
-                                                           void (*wait)(void* previous), void* previous) {
+                                                           void (*wait)(void* previous, bool next_may_come),
+                                                           void* previous) {
   Execution& execution = prepare(kernel, *options);
   execution.most_shared = msl_shared_memory;
   execution.dynamic_bytes = shared_bytes;
   execution.wait = wait;
+  execution.next_may_come = false;
   execution.previous = previous;
   const MslBuffer argument = {const_cast<void*>(params), kernel->parameters->element_bytes};
   bind(execution, &argument);

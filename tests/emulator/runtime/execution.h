@@ -94,11 +94,12 @@ struct Execution {
   char* mapped = nullptr;     // where the stacks are, at a multiple of their size
   char* stacks = nullptr;
   char* threadgroup_memory = nullptr;
-  uint32_t threadgroup_bytes = 0;  // taken, gaps included
-  uint32_t threadgroup_sum = 0;    // taken
-  uint32_t most_shared = 0;        // that may be
-  uint32_t dynamic_bytes = 0;      // of `extern __shared__`
-  void (*wait)(void*) = nullptr;   // for the kernel before, which is `previous`; null when that has ended
+  uint32_t threadgroup_bytes = 0;       // taken, gaps included
+  uint32_t threadgroup_sum = 0;         // taken
+  uint32_t most_shared = 0;             // that may be
+  uint32_t dynamic_bytes = 0;           // of `extern __shared__`
+  void (*wait)(void*, bool) = nullptr;  // for the kernel before, which is `previous`; null when that has ended
+  bool next_may_come = false;           // before this kernel has waited
   void* previous = nullptr;
   std::vector<ThreadgroupVariable> variables;
   Checker checker;

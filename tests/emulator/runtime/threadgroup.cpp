@@ -357,8 +357,9 @@ bool msl_next_copy(uint32_t still, Copy* copy) {
 
 void msl_wait_for_previous() {
   Execution& execution = of_this_fiber();
-  if (execution.wait) std::exchange(execution.wait, nullptr)(execution.previous);
+  if (execution.wait) std::exchange(execution.wait, nullptr)(execution.previous, execution.next_may_come);
 }
+void msl_let_next_come() { of_this_fiber().next_may_come = true; }
 
 const MslPlace* msl_place() { return &of_this_fiber().running->place; }
 

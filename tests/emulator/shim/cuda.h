@@ -32,6 +32,7 @@ void msl_copy_later(void* to, const void* from, uint32_t bytes);
 void msl_end_of_copies();
 bool msl_next_copy(uint32_t still, msl_copy* copy);
 void msl_wait_for_previous();
+void msl_let_next_come();
 __attribute__((const)) const MslPlace* msl_place();
 void msl_undefined(const char* what);
 float expf(float);
@@ -229,8 +230,9 @@ MSL_INLINE void wait_for_copies() {
   }
 }
 
-// In a graph the first block of a kernel may have come before the kernels that it waits for have begun.
-MSL_INLINE void let_next_come() {}
+// In a graph the first block of a kernel may have come before the kernels that it waits for have begun, if those let
+// it.
+MSL_INLINE void let_next_come() { msl_let_next_come(); }
 MSL_INLINE void wait_for_previous() { msl_wait_for_previous(); }
 
 // Otherwise nothing is late here.
