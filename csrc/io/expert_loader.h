@@ -120,7 +120,7 @@ class ExpertLoader {
 
   // Bytes of a load with room for so many requests.
   static int64_t load_bytes(size_t requests) {
-    return static_cast<int64_t>(sizeof(Load) + requests * sizeof(ReadRequest));
+    return static_cast<int64_t>(sizeof(Load)) + ReadBatch::planned_tables(requests);
   }
   void add_load();
   void begin(Lease lease, bool guess, int64_t parts);

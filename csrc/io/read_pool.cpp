@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <chrono>
 #include <condition_variable>
@@ -36,6 +37,57 @@ struct ReadQueue {
   struct List {
     ReadBatch* first = nullptr;
     ReadBatch* last = nullptr;
+  };
+
+  // Of a thread that reads: one half is read into while what was read before leaves the other.
+  class Room {
+   public:
+    struct Half {
+      std::span<std::byte> memory;
+      std::shared_ptr<Carried> leaving;
+      bool is_own = false;  // of the request that is being read; otherwise its batch waits for it, too
+    };
+
+    explicit Room(std::span<std::byte> memory) {
+      const size_t half = memory.size() / halves_.size();
+      for (size_t i = 0; i < halves_.size(); ++i) halves_[i].memory = memory.subspan(i * half, half);
+    }
+
+    void begin_request() {
+      for (Half& half : halves_) half.is_own = false;
+    }
+    // The half to read into, when nothing leaves it any more. Throws what went wrong with this request.
+    Half& next() {
+      Half& half = halves_[turn_];
+      turn_ = (turn_ + 1) % halves_.size();
+      empty(half);
+      return half;
+    }
+    static void leave(Half& half, std::shared_ptr<Carried> leaving) {
+      half.leaving = std::move(leaving);
+      half.is_own = true;
+    }
+    // Returns when all of this request has left. Throws what went wrong.
+    void arrive() {
+      for (Half& half : halves_)
+        if (half.is_own) empty(half);
+    }
+    // What of this request is still leaving.
+    void list_leaving(std::vector<std::shared_ptr<Carried>>& list) const {
+      for (const Half& half : halves_)
+        if (half.is_own && half.leaving) list.push_back(half.leaving);
+    }
+
+   private:
+    static void empty(Half& half) {
+      const std::shared_ptr<Carried> leaving = std::exchange(half.leaving, {});
+      if (!leaving) return;
+      std::exception_ptr error = error_of([&] { leaving->wait(); });
+      if (error && half.is_own) std::rethrow_exception(std::move(error));
+    }
+
+    std::array<Half, ReadBatch::halves> halves_;
+    size_t turn_ = 0;
   };
 
   // Condition variables and threads do not survive a fork: in the child nothing here may be touched.
@@ -121,39 +173,20 @@ struct ReadQueue {
     return batch.begun_ == batch.requests_.size() && batch.running_ == 1 && !batch.error_ && !batch.cancelled_;
   }
 
-  void read(const ReadRequest& request, std::span<std::byte> bounce, std::span<std::byte> room) const {
+  void read(const ReadRequest& request, std::span<std::byte> bounce, Room& room) const {
     if (request.row) return read_turns(request, bounce, room);
     if (!request.into.is_carried()) return request.reader->read(request.offset, request.into.memory(), bounce);
-    read_and_carry(request, bounce, room);
-  }
-
-  // One half of the room is read into while what was read before is on its way from the other.
-  void read_and_carry(const ReadRequest& request, std::span<std::byte> bounce, std::span<std::byte> room) const {
-    const size_t half = room.size() / 2;
-    bool under_way[2] = {};
-    const auto arrive = [&](size_t turn) {
-      if (std::exchange(under_way[turn], false)) carry.end(room.data() + turn * half);
-    };
-    try {
-      size_t turn = 0;
-      for (int64_t done = 0; done < request.into.bytes(); turn ^= 1) {
-        arrive(turn);
-        const int64_t bytes = std::min(static_cast<int64_t>(half), request.into.bytes() - done);
-        const std::span<std::byte> part = room.subspan(turn * half, static_cast<size_t>(bytes));
-        request.reader->read(request.offset + done, part, bounce);
-        carry.begin(part, request.into.place() + done);
-        under_way[turn] = true;
-        done += bytes;
-      }
-      for (const size_t left : {turn, turn ^ 1}) arrive(left);
-    } catch (...) {
-      for (const size_t left : {size_t{0}, size_t{1}})
-        error_of([&] { arrive(left); });  // or somebody would write over it
-      throw;
+    for (int64_t done = 0; done < request.into.bytes();) {
+      Room::Half& half = room.next();
+      const int64_t bytes = std::min(static_cast<int64_t>(half.memory.size()), request.into.bytes() - done);
+      const std::span<std::byte> part = half.memory.first(static_cast<size_t>(bytes));
+      request.reader->read(request.offset + done, part, bounce);
+      room.leave(half, carry(part, request.into.place() + done));
+      done += bytes;
     }
   }
 
-  void read_turns(const ReadRequest& request, std::span<std::byte> bounce, std::span<std::byte> room) const {
+  void read_turns(const ReadRequest& request, std::span<std::byte> bounce, Room& room) const {
     const std::span<std::byte> turns = bounce.first(turns_bytes);
     const int64_t most = turns_bytes / (2 * request.row) * request.row;  // of one matrix
     for (int64_t done = 0; done < request.into.bytes();) {
@@ -162,11 +195,15 @@ struct ReadQueue {
       request.reader->read(request.offset + 2 * done, part, bounce.subspan(turns_bytes));
       for (const int64_t second : {0, 1}) {
         const Landing into = request.into.part(done + second * request.apart, bytes);
-        const std::span<std::byte> own = into.is_carried() ? room.first(static_cast<size_t>(bytes)) : into.memory();
-        take_rows(part.subspan(static_cast<size_t>(second * request.row)), request.row, own);
-        if (!into.is_carried()) continue;
-        carry.begin(own, into.place());
-        carry.end(own.data());
+        const std::span<std::byte> rows = part.subspan(static_cast<size_t>(second * request.row));
+        if (!into.is_carried()) {
+          take_rows(rows, request.row, into.memory());
+          continue;
+        }
+        Room::Half& half = room.next();
+        const std::span<std::byte> own = half.memory.first(static_cast<size_t>(bytes));
+        take_rows(rows, request.row, own);
+        room.leave(half, carry(own, into.place()));
       }
       done += bytes;
     }
@@ -179,7 +216,8 @@ struct ReadQueue {
       std::memcpy(own.data() + done, rows.data() + 2 * done, bytes);
   }
 
-  void run(std::span<std::byte> bounce, std::span<std::byte> room) {
+  void run(std::span<std::byte> bounce, std::span<std::byte> memory) {
+    Room room(memory);
     std::unique_lock lock(mutex);
     for (;;) {
       work.wait(lock, [&] { return closing || next(); });
@@ -187,9 +225,15 @@ struct ReadQueue {
       if (!batch) return;
       const size_t index = begin(*batch);
       const ReadRequest request = batch->requests_[index];
+      const bool is_checked = batch->after_reading_ != nullptr;
       lock.unlock();
-      std::exception_ptr error = error_of([&] { read(request, bounce, room); });
+      room.begin_request();
+      std::exception_ptr error = error_of([&] {
+        read(request, bounce, room);
+        if (is_checked) room.arrive();
+      });
       lock.lock();
+      room.list_leaving(batch->carried_);
       if (!error && batch->after_reading_ && complete_but_for_one(*batch)) {
         lock.unlock();
         error = error_of(batch->after_reading_);
@@ -204,14 +248,31 @@ struct ReadQueue {
 
 ReadBatch::~ReadBatch() {
   if (!queue_ || queue_->forked()) return;
-  std::unique_lock lock(queue_->mutex);
-  queue_->cancel(*this);
-  queue_->finished.wait(lock, [&] { return ReadQueue::over(*this); });
+  {
+    std::unique_lock lock(queue_->mutex);
+    queue_->cancel(*this);
+    queue_->finished.wait(lock, [&] { return ReadQueue::over(*this); });
+  }
+  arrive();
+}
+
+void ReadBatch::reserve(size_t requests) {
+  requests_.reserve(requests);
+  carried_.reserve(halves * requests);
+}
+
+// Waits for what is being carried. Returns what went wrong first.
+std::exception_ptr ReadBatch::arrive() {
+  std::exception_ptr first;
+  for (const std::shared_ptr<Carried>& each : carried_)
+    if (std::exception_ptr error = error_of([&] { each->wait(); }); error && !first) first = std::move(error);
+  carried_.clear();
+  return first;
 }
 
 void ReadBatch::add(const ReadRequest& request) {
   if (queue_) throw StateError("[ReadBatch] add: expected a batch that is not submitted, found one that is");
-  if (requests_.capacity() == 0) requests_.reserve(default_requests);  // so that a later, larger use allocates nothing
+  if (requests_.capacity() == 0) reserve(default_requests);  // so that a later, larger use allocates nothing
   requests_.push_back(request);
 }
 
@@ -234,14 +295,19 @@ bool ReadBatch::wait() {
   requests_.clear();
   begun_ = 0;
   const bool complete = !std::exchange(cancelled_, false);
+  const std::exception_ptr not_carried = arrive();
   if (std::exception_ptr error = std::exchange(error_, nullptr)) std::rethrow_exception(std::move(error));
+  if (not_carried) std::rethrow_exception(not_carried);
   return complete;
 }
 
 bool ReadBatch::done() const {
   if (!queue_ || queue_->forked()) return true;
-  const std::lock_guard lock(queue_->mutex);
-  return ReadQueue::over(*this);
+  {
+    const std::lock_guard lock(queue_->mutex);
+    if (!ReadQueue::over(*this)) return false;
+  }
+  return std::ranges::all_of(carried_, [](const std::shared_ptr<Carried>& each) { return each->done(); });
 }
 
 int64_t ReadBatch::cancel() {

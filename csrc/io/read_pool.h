@@ -32,13 +32,16 @@ struct ReadRequest {
   int64_t bytes() const { return row ? 2 * into.bytes() : into.bytes(); }
 };
 
-// Takes bytes that were read to a place that no read reaches. They are on their way from `begin` until `end` returns
-// for where they lie, or throws. Several reading threads may call both at once.
-struct Carry {
-  std::function<void(std::span<const std::byte> bytes, int64_t place)> begin;
-  std::function<void(const std::byte* bytes)> end;
-  explicit operator bool() const { return begin != nullptr; }
+// Bytes that were read, on their way to a place that no read reaches. Several threads may ask at once.
+class Carried {
+ public:
+  virtual ~Carried() = default;
+  virtual bool done() const = 0;
+  virtual void wait() = 0;  // throws on every call what went wrong
 };
+
+// Begins to take bytes there. They stay until what it returns is done. Several threads that read may call it at once.
+using Carry = std::function<std::shared_ptr<Carried>(std::span<const std::byte> bytes, int64_t place)>;
 
 // No look-ahead read begins while a demanded one is queued.
 enum class ReadPriority { demand, look_ahead };
@@ -53,6 +56,9 @@ struct ReadPoolStats {
 
 struct ReadQueue;
 
+// A thread that reads goes on to the next request while the last bytes of this one are carried. So a batch whose
+// requests have ended may still wait for some of its bytes.
+//
 // It is used by one thread at a time, and so are the calls of the pool that take it. It keeps its memory: once it has
 // reached its largest size, it allocates nothing.
 class ReadBatch {
@@ -64,12 +70,16 @@ class ReadBatch {
 
   void add(const ReadRequest& request);  // only before it is submitted
   void clear();                          // likewise
-  void reserve(size_t requests) { requests_.reserve(requests); }
+  void reserve(size_t requests);
   size_t capacity() const { return requests_.capacity(); }
-  // From now on, the thread that ends the last request of a use calls `check`, if all was read. What it throws is the
-  // batch's error.
+  // From now on, the thread that ends the last request of a use calls `check`, if all was read and carried. What it
+  // throws is the batch's error.
   void after_reading(std::function<void()> check) { after_reading_ = std::move(check); }
   size_t size() const { return requests_.size(); }
+  // Bytes of its lists with room for so many requests.
+  static int64_t planned_tables(size_t requests) {
+    return static_cast<int64_t>(requests * (sizeof(ReadRequest) + halves * sizeof(std::shared_ptr<Carried>)));
+  }
 
   // Returns when no thread touches a destination any more, and empties the batch for its next use. True when everything
   // was read, false when `cancel` dropped something. Throws the error of the first request that failed; the requests
@@ -86,6 +96,10 @@ class ReadBatch {
   friend class ReadPool;
   friend struct ReadQueue;
 
+  static constexpr size_t halves = 2;  // of a thread's room: from each of them, bytes of a request may be carried
+
+  std::exception_ptr arrive();
+
   std::vector<ReadRequest> requests_;
   std::function<void()> after_reading_;
   std::shared_ptr<ReadQueue> queue_;  // set while submitted
@@ -100,6 +114,7 @@ class ReadBatch {
   size_t running_ = 0;  // how many of them are being read now
   size_t error_index_ = 0;
   std::exception_ptr error_;
+  std::vector<std::shared_ptr<Carried>> carried_;  // what was on its way when its request ended
 };
 
 class ReadPool {

@@ -2,6 +2,9 @@
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
 #include <new>
 
 #include "core/error.h"
@@ -95,12 +98,85 @@ py::bytes read_here(Reader& reader, int64_t offset, int64_t bytes, int64_t misal
   return to_bytes(into);
 }
 
+// A place that no read reaches. What is carried there arrives when a test says so, and not before.
+class FarPlace {
+ public:
+  FarPlace(int threads, int64_t bytes) : rooms_(threads * staging_bytes), far_(bytes) {}
+  std::span<std::byte> rooms() const { return rooms_.span(); }
+  Carry carry() {
+    return [this](std::span<const std::byte> bytes, int64_t place) {
+      auto copy = std::make_shared<Copy>(bytes, far_.span().subspan(static_cast<size_t>(place), bytes.size()));
+      const std::lock_guard lock(mutex_);
+      copies_.push_back(copy);
+      if (at_once_) copy->end(true);
+      return copy;
+    };
+  }
+  size_t begun() const {
+    const std::lock_guard lock(mutex_);
+    return copies_.size();
+  }
+  void end(size_t index, bool well) {
+    const std::lock_guard lock(mutex_);
+    copies_.at(index)->end(well);
+  }
+  void end_all() {
+    const std::lock_guard lock(mutex_);
+    at_once_ = true;
+    for (const std::shared_ptr<Copy>& copy : copies_) copy->end(true);
+  }
+  py::bytes data(int64_t place, int64_t bytes) const {
+    return to_bytes(far_.span().subspan(static_cast<size_t>(place), static_cast<size_t>(bytes)));
+  }
+
+ private:
+  class Copy final : public Carried {
+   public:
+    Copy(std::span<const std::byte> from, std::span<std::byte> to) : from_(from), to_(to) {}
+    bool done() const override {
+      const std::lock_guard lock(mutex_);
+      return ended_;
+    }
+    void wait() override {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return ended_; });
+      if (!well_) throw DeviceError("the copy failed");
+    }
+    void end(bool well) {
+      const std::lock_guard lock(mutex_);
+      if (ended_) return;
+      if (well) std::ranges::copy(from_, to_.begin());
+      ended_ = true;
+      well_ = well;
+      changed_.notify_all();
+    }
+
+   private:
+    std::span<const std::byte> from_;
+    std::span<std::byte> to_;
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    bool ended_ = false;
+    bool well_ = false;
+  };
+
+  Blocks rooms_;
+  Blocks far_;
+  mutable std::mutex mutex_;
+  bool at_once_ = false;
+  std::vector<std::shared_ptr<Copy>> copies_;  // in the order in which they began
+};
+
 // A batch with its destinations and the readers it uses.
 class Batch {
  public:
   void add(std::shared_ptr<Reader> reader, int64_t offset, int64_t bytes) {
     rooms_.emplace_back(bytes);
     batch_.add({reader.get(), offset, rooms_.back().span()});
+    readers_.push_back(std::move(reader));
+  }
+  void add_carried(std::shared_ptr<Reader> reader, int64_t offset, int64_t bytes, int64_t place) {
+    batch_.add({reader.get(), offset, Landing::carried(place, bytes)});
     readers_.push_back(std::move(reader));
   }
   void submit(ReadPool& pool, ReadPriority priority) { pool.submit(batch_, priority); }
@@ -142,8 +218,19 @@ void register_reading(py::module_& m) {
       "supports_direct", [](const fs::path& path) { return supports_direct(path.string()); }, py::arg("path"),
       "Whether the file's file system has direct reads.");
 
+  Class<FarPlace>(m, "FarPlace", "For tests: a place that no read reaches.")
+      .def(constructor<FarPlace, int, int64_t>(), py::arg("threads"), py::arg("bytes"))
+      .def_property_readonly("begun", &FarPlace::begun, "How many copies to it have begun.")
+      .def("end", &FarPlace::end, py::arg("index"), py::arg("well") = true, "Lets a copy arrive, or fail.")
+      .def("end_all", &FarPlace::end_all, "Lets all arrive, from now on at once.")
+      .def("data", &FarPlace::data, py::arg("place"), py::arg("bytes"));
+
   Class<ReadPool, std::shared_ptr<ReadPool>>(m, "ReadPool", "For tests: threads that read.")
-      .def(constructor<ReadPool, int, int64_t>(), py::arg("threads"), py::arg("bounce") = 0)
+      .def(py::init([](int threads, int64_t bounce, FarPlace* place) {
+             return place ? std::make_shared<ReadPool>(threads, bounce, place->rooms(), place->carry())
+                          : std::make_shared<ReadPool>(threads, bounce);
+           }),
+           py::arg("threads"), py::arg("bounce") = 0, py::arg("place") = py::none(), py::keep_alive<1, 4>())
       .def_property_readonly("memory", &ReadPool::memory)
       .def_property_readonly("stats", [](const ReadPool& pool) {
         const ReadPoolStats s = pool.stats();
@@ -155,6 +242,7 @@ void register_reading(py::module_& m) {
   Class<Batch>(m, "ReadBatch", "For tests: reads that are waited for together.")
       .def(constructor<Batch>())
       .def("add", &Batch::add, py::arg("reader"), py::arg("offset"), py::arg("bytes"))
+      .def("add_carried", &Batch::add_carried, py::arg("reader"), py::arg("offset"), py::arg("bytes"), py::arg("place"))
       .def(
           "submit",
           [](Batch& batch, ReadPool& pool, const std::string& priority) { batch.submit(pool, priority_of(priority)); },

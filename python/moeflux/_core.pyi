@@ -459,11 +459,31 @@ class FileReader:
         (calls, bytes): how often the system was called, and what it gave.
         """
 
+class FarPlace:
+    """
+    For tests: a place that no read reaches.
+    """
+    def __init__(self, threads: int, bytes: int) -> None: ...
+    def data(self, place: int, bytes: int) -> bytes: ...
+    def end(self, index: int, well: bool = True) -> None:
+        """
+        Lets a copy arrive, or fail.
+        """
+    def end_all(self) -> None:
+        """
+        Lets all arrive, from now on at once.
+        """
+    @property
+    def begun(self) -> int:
+        """
+        How many copies to it have begun.
+        """
+
 class ReadPool:
     """
     For tests: threads that read.
     """
-    def __init__(self, threads: int, bounce: int = 0) -> None: ...
+    def __init__(self, threads: int, bounce: int = 0, place: FarPlace | None = None) -> None: ...
     @property
     def memory(self) -> int: ...
     @property
@@ -475,6 +495,7 @@ class ReadBatch:
     """
     def __init__(self) -> None: ...
     def add(self, reader: FileReader, offset: int, bytes: int) -> None: ...
+    def add_carried(self, reader: FileReader, offset: int, bytes: int, place: int) -> None: ...
     def cancel(self) -> None: ...
     def data(self, index: int) -> bytes: ...
     def promote(self) -> None: ...

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeflux import IoError, StateError, _core
-from moeflux._core import FaultPlan, FileReader, ReadBatch, ReadPool
+from moeflux import DeviceError, IoError, StateError, _core
+from moeflux._core import FarPlace, FaultPlan, FileReader, ReadBatch, ReadPool
 
 SIZE = 1000
 COUNT = 64
+HALF = 1 << 20  # of the room of a thread that reads
 CONTENT = np.random.default_rng(6).bytes(SIZE * COUNT)
 
 
@@ -204,6 +205,96 @@ def test_the_pool_goes_first(path: Path) -> None:
         assert [demanded.data(i) for i in range(30)] == [piece(i) for i in range(30)]
         if guessed.wait():
             assert guessed.data(29) == piece(59)
+
+
+# ---- Bytes that are carried on --------------------------------------------------------------------------------------
+
+
+class Carrying:
+    """A pool of one thread whose bytes are carried to a place when a test says so."""
+
+    def __init__(self, path: Path) -> None:
+        self.reader = FileReader(path)
+        self.place = FarPlace(1, 4 * HALF)
+        self.pool = ReadPool(1, place=self.place)
+
+    def read(self, offset: int, size: int, place: int) -> ReadBatch:
+        batch = ReadBatch()
+        batch.add_carried(self.reader, offset, size, place)
+        batch.submit(self.pool)
+        return batch
+
+    def wait_for_copies(self, count: int) -> None:
+        begun = time.monotonic()
+        while self.place.begun < count:
+            assert time.monotonic() - begun < 60, "the thread that reads waits for a copy that it need not wait for"
+            time.sleep(0)
+
+
+@pytest.fixture
+def carrying(path: Path) -> Iterator[Carrying]:
+    carrying = Carrying(path)
+    yield carrying
+    carrying.place.end_all()
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    file = tmp_path / "layer_01.bin"
+    file.write_bytes(np.random.default_rng(7).bytes(4 * HALF))
+    return file
+
+
+def test_a_thread_reads_on_while_bytes_are_carried(carrying: Carrying) -> None:
+    first, second = carrying.read(0, SIZE, 0), carrying.read(SIZE, SIZE, HALF)
+    carrying.wait_for_copies(2)
+    assert not first.done
+    carrying.place.end(1)
+    assert second.wait()
+    assert carrying.place.data(HALF, SIZE) == piece(1)
+    assert not first.done
+    carrying.place.end(0)
+    assert first.done
+    assert first.wait()
+    assert carrying.place.data(0, SIZE) == piece(0)
+
+
+def test_nothing_is_read_over_bytes_that_are_carried(carrying: Carrying) -> None:
+    """A third batch takes the half of the room that the first one's bytes leave. It must wait for them."""
+    batches = [carrying.read(i * SIZE, SIZE, i * SIZE) for i in range(3)]
+    carrying.wait_for_copies(2)
+    for i, batch in enumerate(batches):
+        carrying.wait_for_copies(i + 1)
+        carrying.place.end(i)
+        assert batch.wait()
+    assert carrying.place.data(0, 3 * SIZE) == CONTENT[: 3 * SIZE]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_copy_that_fails_is_its_batchs_error(large: Path, failing: int) -> None:
+    """Of three pieces, two are on their way when the last has been read. The next batch, which takes the same room, has
+    no part in it."""
+    carrying = Carrying(large)
+    first = carrying.read(0, 3 * HALF, 0)
+    copies = 2 if failing == 0 else 3  # the room of the first is read into again, and its failure is seen there
+    for i in range(copies):
+        carrying.wait_for_copies(i + 1)
+        carrying.place.end(i, well=i != failing)
+    with pytest.raises(DeviceError, match="the copy failed"):
+        first.wait()
+    second = carrying.read(HALF, HALF, 3 * HALF)
+    carrying.wait_for_copies(copies + 1)
+    carrying.place.end(copies)
+    assert second.wait()
+    assert carrying.place.data(3 * HALF, HALF) == large.read_bytes()[HALF : 2 * HALF]
+
+
+def test_a_batch_goes_when_its_bytes_have_arrived(carrying: Carrying) -> None:
+    batch = carrying.read(0, SIZE, 0)
+    carrying.wait_for_copies(1)
+    carrying.place.end(0)
+    del batch
+    assert carrying.place.data(0, SIZE) == piece(0)
 
 
 FORKED = """

@@ -6,12 +6,24 @@
 #include "core/arena.h"
 
 namespace moeflux {
+namespace {
+
+class Copied final : public Carried {
+ public:
+  explicit Copied(Ticket copy) : copy_(std::move(copy)) {}
+  bool done() const override { return copy_.done(); }
+  void wait() override { copy_.wait(); }
+
+ private:
+  Ticket copy_;
+};
+
+}  // namespace
 
 SlotStaging::SlotStaging(Backend& backend, const Buffer& slots, int threads, int64_t slot_bytes, bool looked_at)
     : backend_(backend), slots_(slots) {
   if (backend.shares_memory()) return;
   rooms_ = backend.allocate(threads * staging_bytes, Memory::staging, "expert reads");
-  under_way_.resize(static_cast<size_t>(2 * threads));
   if (looked_at) brought_back_ = backend.allocate(slot_bytes, Memory::staging, "checked experts");
 }
 
@@ -33,16 +45,10 @@ std::span<std::byte> SlotStaging::rooms() const {
 
 Carry SlotStaging::carry() {
   if (!rooms_) return {};
-  const auto place_of = [this](const std::byte* bytes) { return bytes - rooms_->host(); };
-  const auto copy_from = [this, place_of](const std::byte* bytes) -> Ticket& {
-    return under_way_[static_cast<size_t>(place_of(bytes) / (staging_bytes / 2))];
+  return [this](std::span<const std::byte> bytes, int64_t place) {
+    const View from = {rooms_.get(), bytes.data() - rooms_->host()};
+    return std::make_shared<Copied>(backend_.copy(from, {&slots_, place}, static_cast<int64_t>(bytes.size())));
   };
-  return {.begin =
-              [=, this](std::span<const std::byte> bytes, int64_t place) {
-                copy_from(bytes.data()) = backend_.copy({rooms_.get(), place_of(bytes.data())}, {&slots_, place},
-                                                        static_cast<int64_t>(bytes.size()));
-              },
-          .end = [=](const std::byte* bytes) { std::exchange(copy_from(bytes), {}).wait(); }};
 }
 
 void SlotStaging::show(const Landing& slot, const std::function<void(std::span<const std::byte>)>& look) {

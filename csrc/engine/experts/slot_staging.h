@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <vector>
 
 #include "backend/backend.h"
 #include "io/landing.h"
@@ -35,7 +34,6 @@ class SlotStaging {
   Backend& backend_;
   const Buffer& slots_;
   std::unique_ptr<Buffer> rooms_;
-  std::vector<Ticket> under_way_;  // copies from the halves of the rooms
   std::mutex looking_;
   std::unique_ptr<Buffer> brought_back_;
 };
