@@ -329,7 +329,8 @@ def load(
                   they are for codes E4M3 (FP8, MXFP8). Where there is AMX, attention over bf16 rows takes queries and
                   weights as sums of two bf16 numbers, 16 bits.
                   "exact": float32 everywhere
-    readers       threads that read experts from disk; by default what `moeflux doctor` found best for it, else 4
+    readers       threads that read experts from disk; by default what `moeflux doctor` found best for it, else 4, or
+                  up to 12 where a GPU has memory of its own and there are as many cores
     expert_slots  experts held in memory; by default as many as the budget has room for. This changes the speed and not
                   one bit of the result
     device_memory where a GPU has memory of its own, the most of it that the model may take: bytes, "24GB"; "auto": what

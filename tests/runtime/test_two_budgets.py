@@ -162,6 +162,21 @@ def test_without_a_device_there_is_no_budget_of_one(store: Path, monkeypatch: py
             plan(store, **{name: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("cores", "readers"), [(2, 4), (7, 7), (64, 12)])
+def test_threads_that_read_beside_a_device(
+    store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores: int, readers: int
+) -> None:
+    """More than without one, as far as there are cores, unless somebody asks for another number."""
+    monkeypatch.setenv("MOEFLUX_CACHE", str(tmp_path))  # where doctor has found nothing
+    monkeypatch.setattr(planning, "_cores", lambda: cores)
+    sizes = {name: size for name, size in SIZES.items() if name != "readers"}
+    free = {"memory": "1TB", "device_memory": "1TB"}
+    assert plan(store, **free, **sizes).readers == readers
+    assert plan(store, **free, **SIZES).readers == 2
+    monkeypatch.setattr(_core, "has_own_memory", lambda *_: False)
+    assert plan(store, memory="1TB", **sizes).readers == 4
+
+
 def test_a_plan_for_a_device_that_is_not_here(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object) -> int:
         raise DeviceError("cuda: found none")

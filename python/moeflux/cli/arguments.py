@@ -237,7 +237,10 @@ HELP: dict[str, tuple[str | None, str]] = {
     "threads": ("N", "threads that compute; default: one per core"),
     "expert_slots": ("N", "experts held in memory, a GPU's own if it has any; default: as many as fit"),
     "host_slots": ("N", "beside a GPU with memory of its own, experts held in the host's; default: as many as fit"),
-    "readers": ("N", "threads that read experts; default: as many as `moeflux doctor` found best, else 4"),
+    "readers": (
+        "N",
+        "threads that read experts; default: what `moeflux doctor` found best, else 4, beside a GPU up to 12",
+    ),
     "chunk": ("N", "tokens in a chunk of prefill, at most; default: 512, more or less as memory allows"),
     "precision": (None, "bits of activations; auto, the default: 16 where that is faster; exact: float32"),
     "kv_dtype": (None, "type of keys and values; default: f32. LOSSY: bf16, at half the memory; q8, at a quarter"),

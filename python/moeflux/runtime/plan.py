@@ -48,6 +48,9 @@ DEVICE_CHUNK = 4096  # of a device with memory of its own, where all experts are
 LARGEST_CHUNK = 1024  # a larger one would let Ctrl-C and progress wait for too long
 SMALLEST_CHUNK = 32
 DEFAULT_READERS = 4
+DEVICE_READERS = 12
+"""Of a device with memory of its own, as far as there are cores: there, threads that read do not take them from those
+that compute, and what lies in the page cache comes as fast as there are threads to copy it."""
 DEFAULT_CONTEXT = 32768
 SMALLEST_CONTEXT = 1024
 CONTEXT_STEP = 256
@@ -126,7 +129,9 @@ class _Planner:
         self.probe = probe_of(store)
         self.free = available()
         self.threads = whole_number("threads", options["threads"], 1024) or _cores()
-        default_readers = self.probe.readers if self.probe else DEFAULT_READERS
+        self.apart = _core.has_own_memory(options["backend"])
+        unknown = max(DEFAULT_READERS, min(_cores(), DEVICE_READERS)) if self.apart else DEFAULT_READERS
+        default_readers = self.probe.readers if self.probe else unknown
         self.readers = whole_number("readers", options["readers"], 256) or default_readers
         self.sessions = whole_number("sessions", options["sessions"], MAX_SESSIONS) or 1
         self.context = whole_number("context", options["context"], self.variant.max_context)
@@ -135,7 +140,6 @@ class _Planner:
         slots = whole_number("expert_slots", options["expert_slots"], 1 << 31)
         self.slots = min(slots, self.experts) if slots else None
         self.host_slots = whole_number("host_slots", options["host_slots"], 1 << 31)
-        self.apart = _core.has_own_memory(options["backend"])
         self.check_apart()
         self.loaded = LOADED.items()
         choosing = self.sessions * _core.sampler_bytes(self.variant.vocab_size)
