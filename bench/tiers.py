@@ -130,10 +130,12 @@ def measured(
 
 
 def bare_rate(store: Path, options: dict[str, Any], seed: int) -> float:
-    """Bytes per second of the engine's readers when they do nothing but read random experts."""
+    """Bytes per second of the engine's readers when they do nothing but read random experts, into as many slots."""
     mode = "buffered" if options["reads"] == "buffered" else "direct"
     with open_store(store) as opened:
-        _, count, seconds = _core.probe_expert_reads(opened.directory, mode, options["readers"], PROBE_SECONDS, seed)
+        _, count, seconds = _core.probe_expert_reads(
+            opened.directory, mode, options["readers"], PROBE_SECONDS, seed, options["host_slots"]
+        )
     return float(count / seconds)
 
 

@@ -2,20 +2,17 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
-#include <new>
 #include <numeric>
 #include <random>
+#include <span>
 #include <vector>
+
+#include "core/arena.h"
 
 namespace moeflux {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-struct FreeAligned {
-  void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t{direct_alignment}); }
-};
 
 std::vector<int64_t> shuffled(int64_t count, uint64_t seed) {
   std::vector<int64_t> order(static_cast<size_t>(count));
@@ -48,14 +45,14 @@ ProbeSource pieces_of(const ExpertStore& store) {
 }
 
 ProbeRate probe_reads(const ProbeSource& source, int readers, double seconds, uint64_t seed,
-                      const std::function<void()>& interruption) {
+                      const std::function<void()>& interruption, int64_t rooms) {
   // There are two pieces for each thread, one being read and one waiting, so that every thread always has something to
   // do.
   const auto in_flight = static_cast<size_t>(2 * readers);
   const auto room = static_cast<size_t>(source.piece_bytes);
-  const std::unique_ptr<std::byte, FreeAligned> memory(
-      static_cast<std::byte*>(::operator new(in_flight * room, std::align_val_t{direct_alignment})));
-  std::fill_n(memory.get(), in_flight * room, std::byte{0});  // so that the first reads do not pay for the pages
+  const size_t count = std::max(in_flight, static_cast<size_t>(rooms));
+  const Arena memory(static_cast<int64_t>(count * room), "reads to be measured");
+  std::fill_n(memory.data(), count * room, std::byte{0});  // so that the first reads do not pay for the pages
   const std::vector<int64_t> order = shuffled(source.pieces, seed);
   size_t next = 0;
 
@@ -66,7 +63,9 @@ ProbeRate probe_reads(const ProbeSource& source, int readers, double seconds, ui
   const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   const auto begin = [&](size_t place) {
     if (next == order.size() || (next > 0 && elapsed() >= seconds)) return;
-    bytes[place] = source.add(order[next++], {memory.get() + place * room, room}, batches[place]);
+    // Pieces are waited for in the order in which they began, so what landed here last has been read.
+    const std::span<std::byte> into(memory.data() + next % count * room, room);
+    bytes[place] = source.add(order[next++], into, batches[place]);
     pool.submit(batches[place]);
   };
   for (size_t place = 0; place < in_flight; ++place) begin(place);

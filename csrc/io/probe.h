@@ -33,7 +33,10 @@ struct ProbeRate {
 
 // Reads pieces in a shuffled order, at least one and each at most once, until the time is up or none is left. It keeps
 // `readers` threads at work. It calls `interruption` now and then, and what that throws passes through.
+//
+// The pieces land in so many rooms, one after the other: two for each thread at least. So few stay in the processor's
+// caches, and what the page cache has is copied there faster than to as many slots as an engine has.
 ProbeRate probe_reads(const ProbeSource& source, int readers, double seconds, uint64_t seed,
-                      const std::function<void()>& interruption);
+                      const std::function<void()>& interruption, int64_t rooms = 0);
 
 }  // namespace moeflux

@@ -19,12 +19,12 @@ ReadMode read_mode(const std::string& word) {
   throw py::value_error("expected direct or buffered, found " + word);
 }
 
-py::tuple measure(const ProbeSource& source, int readers, double seconds, uint64_t seed) {
+py::tuple measure(const ProbeSource& source, int readers, double seconds, uint64_t seed, int64_t rooms = 0) {
   if (readers < 1 || readers > 256) throw py::value_error("expected 1 to 256 readers");
   ProbeRate rate;
   {
     const Released release;
-    rate = probe_reads(source, readers, seconds, seed, check_signals);
+    rate = probe_reads(source, readers, seconds, seed, check_signals, rooms);
   }
   return py::make_tuple(rate.reads, rate.bytes, rate.seconds);
 }
@@ -45,12 +45,13 @@ void register_probe(py::module_& m) {
       "(reads, bytes, seconds) of random reads of a file's pieces.");
   m.def(
       "probe_expert_reads",
-      [](const Store& store, const std::string& mode, int readers, double seconds, uint64_t seed) {
+      [](const Store& store, const std::string& mode, int readers, double seconds, uint64_t seed, int64_t rooms) {
+        if (rooms < 0) throw py::value_error("expected no negative number of rooms");
         const ExpertStore experts(store.directory, {.mode = read_mode(mode)});
-        return measure(pieces_of(experts), readers, seconds, seed);
+        return measure(pieces_of(experts), readers, seconds, seed, rooms);
       },
-      py::arg("store"), py::arg("mode"), py::arg("readers"), py::arg("seconds"), py::arg("seed"),
-      "(reads, bytes, seconds) of random reads of a store's experts.");
+      py::arg("store"), py::arg("mode"), py::arg("readers"), py::arg("seconds"), py::arg("seed"), py::arg("rooms") = 0,
+      "(reads, bytes, seconds) of random reads of a store's experts, into so many rooms in turn.");
 
   Class<ReadBandwidth>(m, "ReadBandwidth", "A buffer that is larger than every cache, to measure how fast it is read.")
       .def(py::init([](int max_threads, int64_t part) {

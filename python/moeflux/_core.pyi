@@ -1821,10 +1821,10 @@ def planned_store(variant_json: str, format: QuantFormat) -> StoreDirectory:
     """
 
 def probe_expert_reads(
-    store: StoreDirectory, mode: str, readers: int, seconds: float, seed: int
+    store: StoreDirectory, mode: str, readers: int, seconds: float, seed: int, rooms: int = 0
 ) -> tuple[typing.Any, ...]:
     """
-    (reads, bytes, seconds) of random reads of a store's experts.
+    (reads, bytes, seconds) of random reads of a store's experts, into so many rooms in turn.
     """
 
 def probe_file_reads(

@@ -63,8 +63,11 @@ def test_each_piece_is_read_once_at_most(tmp_path: Path) -> None:
 def test_all_experts_of_a_store_can_be_read(folder: Folder) -> None:
     with moeflux.open_store(folder("qwen3_5_moe")) as store:
         experts = len(store.variant.moe_layers) * store.variant.experts.count
-        reads, size, _ = _core.probe_expert_reads(store.directory, "buffered", 2, 60.0, 1)
-        assert (reads, size) == (experts, experts * store.directory.experts.bytes)
+        for rooms in (0, 1, 5, 1000):
+            reads, size, _ = _core.probe_expert_reads(store.directory, "buffered", 2, 60.0, 1, rooms)
+            assert (reads, size) == (experts, experts * store.directory.experts.bytes)
+        with pytest.raises(ValueError, match="rooms"):
+            _core.probe_expert_reads(store.directory, "buffered", 2, 60.0, 1, -1)
 
 
 def test_reads_that_fail_are_an_error(tmp_path: Path, folder: Folder) -> None:
