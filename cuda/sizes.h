@@ -98,6 +98,7 @@ constexpr uint32_t sum_warps = 18;     // of one that adds up experts, at most
 constexpr uint32_t copied_parts = 2;   // of the columns, that such a warp has
 constexpr uint32_t copied_places = 8;  // for tiles
 constexpr uint32_t tiles_warps = 8;    // of a block of pairs and their experts' tiles
+constexpr uint32_t two_rows = 2;       // of x, that it takes through a tile together
 
 // Shared memory of a block of many rows: digits and groups of parts.
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)

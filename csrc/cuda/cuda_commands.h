@@ -141,10 +141,12 @@ class CudaCommands : public Commands {
     const uint64_t* slot_of = nullptr;
     const int* ids = nullptr;
 
-    int64_t count = 0;                   // of blocks
+    int64_t count = 0;                   // of blocks, or of the choice's pairs
     int64_t rows = 0;                    // of a block
     bool are_aligned = false;            // all slots, to 16 bytes
-    bool are_tiles = false;              // blocks of a pair each, whose experts' tiles come to shared memory
+    bool are_tiles = false;              // of some rows, whose experts' tiles come to shared memory
+    bool has_gate_up = false;            // then: gate and up are one launch, and down is the next
+    uint32_t experts = 0;                // then: that the router chose from
     std::optional<RowsParams> shared{};  // down of the shared expert, which goes with theirs
     const float* shared_x = nullptr;
   };
@@ -386,10 +388,11 @@ class CudaCommands : public Commands {
   uint32_t tiles_together(int64_t tiles) const;
   void multiply_row(std::span<const Product> products);
   void multiply(std::span<const Product> products, int64_t n, bool together);
-  // Blocks that go through tiles of experts, pair by pair.
+  // Blocks that go through tiles of experts.
   struct TilesRoom {
     uint32_t blocks = 0;
     uint32_t together = 0;
+    uint32_t places = 0;
     uint32_t bytes = 0;
   };
   std::optional<TilesRoom> tiles_room(const Matrix& matrix) const;

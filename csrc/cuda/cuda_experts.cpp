@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t most_grouped = 65535;  // pairs, whose counts are numbers of 16 bits
 
-constexpr uint32_t tiles_own_bytes = 9 << 10;  // that a block of tiles has besides them and their sums
+constexpr uint32_t tiles_own_bytes = 15 << 10;  // that a block of tiles has besides them and their sums
 
 // In shared memory: digits and groups of the columns that a block of few rows has at once.
 uint32_t few_bytes(const Matrix& matrix) {
@@ -31,18 +31,19 @@ bool slots_are_aligned(const ChosenExpertArgs& args) {
 }  // namespace
 
 // Two blocks on each multiprocessor if they have room: one multiplies while the other waits. Each has two places for
-// tiles, with two for each team of warps.
+// tiles, with two for each team of warps: with less in a place, a block would wait for its warps more often.
 std::optional<CudaCommands::TilesRoom> CudaCommands::tiles_room(const Matrix& matrix) const {
   const auto columns = static_cast<uint32_t>(matrix.columns), bits = static_cast<uint32_t>(matrix.format.bits);
   const uint32_t all_parts = columns / part_columns, of_team = divide_up(all_parts, copied_parts);
   if (of_team > tiles_warps) return std::nullopt;
   const Chip& chip = launches_.chip();
   const uint32_t teams = tiles_warps / of_team;
-  const uint32_t of_tile = tile_bytes(columns, bits) + all_parts * tile_rows * uint32_t{sizeof(float)};
+  constexpr uint32_t places = 2, sums = 2 * two_rows * tile_rows * uint32_t{sizeof(float)};
+  const uint32_t of_tile = places * tile_bytes(columns, bits) + all_parts * sums;
   for (const auto& [blocks, together] : {std::pair{2u, 2 * teams}, {2u, teams}, {1u, teams}}) {
-    const uint32_t bytes = 2 * together * of_tile;
+    const uint32_t bytes = together * of_tile;
     if (bytes + tiles_own_bytes <= chip.shared_bytes_beside(blocks))
-      return TilesRoom{.blocks = blocks * chip.multiprocessors, .together = together, .bytes = bytes};
+      return TilesRoom{.blocks = blocks * chip.multiprocessors, .together = together, .places = places, .bytes = bytes};
   }
   return std::nullopt;
 }
@@ -66,8 +67,10 @@ void CudaCommands::launch_tiles(const char* name, const Lists& lists, const Matr
                              .shared_out = nullptr,
                              .shared_rows = 0,
                              .pairs = static_cast<uint32_t>(lists.count),
+                             .expert_count = lists.experts,
                              .together = room.together,
-                             .nothing = 0};
+                             .places = room.places,
+                             .is_behind_gate_up = !is_double && lists.has_gate_up};
   if (!is_double && lists.shared) {
     const RowsParams& own = *lists.shared;
     tiles.shared = own.matrices[0];
@@ -237,8 +240,18 @@ CudaCommands::Lists CudaCommands::group(const ChosenExpertArgs& args, int64_t pa
   lists.are_aligned = slots_are_aligned(args);
   for (const Matrix* matrix : {&args.first.gate, &args.first.up, &args.first.down})
     lists.are_aligned = lists.are_aligned && is_aligned(*matrix, 0);
-  lists.are_tiles = go_by_tiles(args, pairs, lists.are_aligned);
-  const int64_t usual = lists.are_tiles ? 1 : usual_pairs(pairs, args.experts);
+  if (go_by_tiles(args, pairs, lists.are_aligned)) {  // whose kernels group them
+    if (route) launch("route_softmax_few", {static_cast<uint32_t>(pairs / args.k)}, lanes, *route);
+    lists.are_tiles = true;
+    lists.has_gate_up = args.first.gate.format == args.first.up.format;
+    lists.slots = address<const uint8_t>({args.first.gate.weight.buffer, 0});
+    lists.slot_of = address<const uint64_t>(args.slots);
+    lists.ids = address<const int>(args.ids);
+    lists.count = pairs;
+    lists.experts = static_cast<uint32_t>(args.experts);
+    return lists;
+  }
+  const int64_t usual = usual_pairs(pairs, args.experts);
   lists.rows = most_rows;
   for (const Matrix* matrix : {&args.first.gate, &args.first.up, &args.first.down})
     lists.rows = std::min(lists.rows, rows_of_block(matrix->format, usual, lists.are_aligned));

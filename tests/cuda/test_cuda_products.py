@@ -247,8 +247,8 @@ def test_experts_of_a_few_rows(format: QuantFormat, hidden: int) -> None:
 
 @pytest.mark.parametrize("hidden", [640, 1152, 2048])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_experts_of_a_pair_each(bits: int, hidden: int) -> None:
-    """By tiles in shared memory that a block takes one after the other, of one pair and of the next: for one team of
+def test_experts_of_a_pair_or_two(bits: int, hidden: int) -> None:
+    """By tiles in shared memory that a block takes one after the other, of one expert and of the next: for one team of
     warps or for several, with warps that have none, the last tiles not whole. The same bits as by codes in
     registers."""
     rng = np.random.default_rng(hidden + bits)
@@ -258,6 +258,19 @@ def test_experts_of_a_pair_each(bits: int, hidden: int) -> None:
     found = cuda.chosen_expert_ffn(x, experts, ids)
     one_by_one = [(int(expert), [pair]) for pair, expert in enumerate(ids.reshape(-1))]
     assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 3), found)
+    assert found.any(axis=1).all()
+
+
+def test_experts_that_up_to_five_rows_chose() -> None:
+    """By tiles that take two rows at a time, of more experts than a block has threads."""
+    rng = np.random.default_rng(5)
+    experts = experts_of(rng, QuantFormat.affine(4, 64), 3, 128, 128)
+    many = [experts[expert % 3] for expert in range(300)]
+    ids = np.array([[299, 7], [7, 256], [3, 299], [299, 0], [0, 255], [255, 299], [298, 255], [299, 1]], np.int32)
+    x = numbers(rng, len(ids), 128) / 8
+    found = cuda.chosen_expert_ffn(x, many, ids)
+    one_by_one = [(int(expert), [pair]) for pair, expert in enumerate(ids.reshape(-1))]
+    assert np.array_equal(cuda.expert_ffn(x, many, one_by_one, 2), found)
     assert found.any(axis=1).all()
 
 
