@@ -22,6 +22,7 @@ __all__: list[str] = [
     "ExpertFormats",
     "ExpertLayout",
     "Experts",
+    "FarPlace",
     "FaultPlan",
     "FileReader",
     "Footprint",
@@ -717,6 +718,11 @@ class testing:
         """
         Of these bytes, one after the other.
         """
+    @staticmethod
+    def steps_ahead(engine: Engine) -> tuple[int, int]:
+        """
+        How many steps were recorded before they were asked for, and how many of them were then.
+        """
 
 class OpTime:
     """
@@ -1300,7 +1306,7 @@ class Engine:
         work: collections.abc.Sequence[
             tuple[
                 Session,
-                typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+                typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | int,
                 numpy.typing.NDArray[typing.Any] | None,
                 numpy.typing.NDArray[typing.Any] | None,
             ]
@@ -1309,7 +1315,7 @@ class Engine:
         cancel: Cancel | None = None,
     ) -> list[tuple[int, str]]:
         """
-        Evaluates (session, tokens, out, hidden) together: `out` is room for the logits of all tokens, or, without the last layer, for hidden rows; `hidden` are those of the layer before, if there is one. Returns (the serial of its logits, what is wrong with it) for each session.
+        Evaluates (session, tokens, out, hidden) together, where a single token may be an int: `out` is room for the logits of all tokens, or, without the last layer, for hidden rows; `hidden` are those of the layer before, if there is one. Returns (the serial of its logits, what is wrong with it) for each session.
         """
     def session(self, max_context: int = 0, kv_dtype: str = "f32", max_checkpoints: int = 4) -> Session: ...
     def take_op_times(self) -> list[OpTime]: ...
@@ -1444,6 +1450,11 @@ class DecoderEvent:
     @property
     def logprob(self) -> float | None: ...
     @property
+    def stats(self) -> StepStats:
+        """
+        Of the engine's last call before the token was chosen.
+        """
+    @property
     def token(self) -> int | None:
         """
         That was chosen; one that ends the answer is not evaluated.
@@ -1474,6 +1485,14 @@ class Decoder:
         """
         Returns an id, greater than those before. Checkpoints are made at the positions `borders`. A masked request waits for `set_mask` before each choice. A stepwise one has one token a step, even where more were foreseen.
         """
+    def end_ahead(self, at_once: bool = False) -> None:
+        """
+        No further step is begun. The one under way is given up, if that is to be `at_once`.
+        """
+    def go_ahead(self) -> bool:
+        """
+        Makes further steps before they are asked for, until one brings anything but tokens. False, and there are none, where somebody has to do something between steps: when a prompt is read, or somebody answers who is masked or stepwise. Until all that came of them was taken, no session of a request may be used.
+        """
     def remove(self, id: int) -> bool:
         """
         Returns whether the session is free now; otherwise it is when the step under way is over.
@@ -1484,7 +1503,12 @@ class Decoder:
         """
     def step(self, cancel: Cancel | None = None) -> list[DecoderEvent]:
         """
-        Evaluates and chooses for all. Returns what became of each request that got further.
+        Evaluates and chooses for all. Returns what became of each request that got further. Where steps are made ahead, it returns what came of them since the last time, and waits for one.
+        """
+    @property
+    def is_ahead(self) -> bool:
+        """
+        Whether a step is made ahead, or something came of one that `step` has not returned.
         """
     @property
     def prompt_rows(self) -> int:
