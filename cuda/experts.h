@@ -141,7 +141,7 @@ DEV void expert_many(const ExpertParams& params) {
   const u32 g = lane_of() / 4, t = lane_of() % 4, tile = blockIdx.x * many_warps + warp_of(), row = tile * outputs + g;
   const ManyRows x = {params.digits, params.groups, u64(blockIdx.y) * fragments, fragments_of(block.count)};
   ManySums<fragments> totals;
-  outputs_of_many<bits, steps, fragments>(
+  outputs_of_many<bits, steps, fragments, fragments == most_fragments>(
       storage_of(params), x, space, rows_of_tile<bits, is_double>(params, block.slot, tile), [] {}, totals);
 #pragma unroll
   for (u32 f = 0; f < fragments; f++)

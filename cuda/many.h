@@ -9,7 +9,7 @@ constexpr u32 many_threads = many_warps * lanes;
 constexpr u32 many_fragments = many_rows / fragment_rows;
 constexpr u32 most_fragments = most_rows / fragment_rows;
 constexpr u32 many_blocks = 3;  // of a multiprocessor
-constexpr u32 most_blocks = 2;
+constexpr u32 most_blocks = 2;  // of blocks of most_rows, and of others that overlap products with sums
 DEV u32 fragments_of(u32 rows) { return (rows + fragment_rows - 1) / fragment_rows; }
 
 // A part of x: digits as the tensor core takes them, and groups.
@@ -207,13 +207,16 @@ DEV void add_whole_part(const PartOfRows<bits, steps>& rows, const Storage& stor
 }
 #endif
 
-template <u32 bits, u32 steps, u32 fragments>
+// `overlaps` where the block has registers for products that are under way.
+template <u32 bits, u32 steps, bool overlaps, u32 fragments>
 DEV void add_part(const PartOfRows<bits, steps>& rows, const Storage& stored, const PartFor<bits, steps, fragments>& x,
                   u32 present, u32 count, ManySums<fragments>& totals) {
 #if defined(MOEFLUX_WARPGROUPS)
   // Where parts may not be whole, both ways in one kernel would need more registers than there are.
-  if constexpr (fragments == most_fragments && is_whole<bits, steps>()) {
-    if (present > fragments / 2)
+  if constexpr (overlaps && is_whole<bits, steps>()) {
+    if constexpr (fragments != most_fragments)
+      add_whole_part<1>(rows, stored, x, totals);
+    else if (present > fragments / 2)
       add_whole_part<2>(rows, stored, x, totals);
     else
       add_whole_part<1>(rows, stored, x, totals);
@@ -256,7 +259,7 @@ DEV void add_part(const PartOfRows<bits, steps>& rows, const Storage& stored, co
 }
 
 // `rows` are the two rows of the lane.
-template <u32 bits, u32 steps, u32 fragments, class WaitForX>
+template <u32 bits, u32 steps, u32 fragments, bool overlaps, class WaitForX>
 DEV void outputs_of_many(const Storage& stored, const ManyRows& x, void* room, const TwoRows<bits>& rows,
                          WaitForX wait_for_x, ManySums<fragments>& totals) {
   auto& shared = static_cast<PartsFor<bits, steps, fragments>*>(room)->of;
@@ -290,7 +293,7 @@ DEV void outputs_of_many(const Storage& stored, const ManyRows& x, void* room, c
     end_of_copies();
     const PartOfRows<bits, steps> now = next;
     if (part + 1 < parts) load(part + 1);
-    add_part<bits, steps, fragments>(now, stored, shared[stage], x.present, count_of(part), totals);
+    add_part<bits, steps, overlaps>(now, stored, shared[stage], x.present, count_of(part), totals);
     stage = (stage + 1) % many_stages;
   }
 }

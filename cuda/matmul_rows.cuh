@@ -46,7 +46,8 @@ DEV void matmul_many(const ProductParams& params) {
   rows.set(0, stored, at.matrix, above + min(at.row + g, at.rows - 1));
   rows.set(1, stored, at.matrix, above + min(at.row + g + 8, at.rows - 1));
   ManySums<fragments> totals;
-  outputs_of_many<bits, steps, fragments>(stored, x, space, rows, [] { wait_for_previous(); }, totals);
+  outputs_of_many<bits, steps, fragments, is_whole<bits, steps>()>(
+      stored, x, space, rows, [] { wait_for_previous(); }, totals);
   float* out = at.out + blockIdx.z * params.out_batch;
 #pragma unroll
   for (u32 f = 0; f < fragments; f++)
@@ -57,13 +58,17 @@ DEV void matmul_many(const ProductParams& params) {
     }
 }
 
+template <u32 bits, u32 steps>
+constexpr u32 blocks_of_many = is_whole<bits, steps>() ? most_blocks : many_blocks;
+
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
 #define FEW_KERNEL(name, bits, steps) \
   KERNEL(matmul_few_##name, ProductParams, (one_warps * lanes), (matmul_few<bits, steps>))
 FOR_ALL_FORMATS(FEW_KERNEL)
-#define MANY_KERNEL(name, bits, steps)                                                                               \
-  KERNEL(matmul_many_##name, ProductParams, (many_threads, many_blocks), (matmul_many<bits, steps, many_fragments>)) \
+#define MANY_KERNEL(name, bits, steps)                                                   \
+  KERNEL(matmul_many_##name, ProductParams, (many_threads, blocks_of_many<bits, steps>), \
+         (matmul_many<bits, steps, many_fragments>))                                     \
   KERNEL(matmul_most_##name, ProductParams, (many_threads, most_blocks), (matmul_many<bits, steps, most_fragments>))
 FOR_KNOWN_FORMATS(MANY_KERNEL)
 
