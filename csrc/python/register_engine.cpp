@@ -392,15 +392,6 @@ void register_footprint(py::module_& m, Class<Testing>& testing) {
       py::arg("layers") = all_layers, py::arg("kv_dtype") = "f32", py::call_guard<Released>(),
       "What must be compiled for the device before this model runs there: units, by their names. For `cuda_make`.");
   m.def(
-      "chosen_reads",
-      [](const std::string& asked, bool streams, bool direct_works, bool buffered_is_faster, bool crowds_out) {
-        const ChosenReads chosen =
-            chosen_reads(choice_of<Reads>("reads", asked), {streams, direct_works, buffered_is_faster, crowds_out});
-        return py::make_tuple(chosen.mode == ReadMode::direct ? "direct" : "buffered", chosen.reason);
-      },
-      py::arg("asked"), py::kw_only(), py::arg("streams"), py::arg("direct_works"), py::arg("buffered_is_faster"),
-      py::arg("crowds_out"), "How experts are read, \"direct\" or \"buffered\", and why.");
-  m.def(
       "slot_bytes", [](const Store& store) { return slot_layout(store.directory).bytes; }, py::arg("store"),
       "What one expert takes in memory.");
 }
@@ -414,8 +405,7 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
 
   Class<Cancel>(m, "Cancel",
                 "Gives up the call of `prefill`, `step` or `evaluate` that it was passed to. Once set, it stays set. "
-                "`set` may be "
-                "called from any thread, or from a signal handler.")
+                "`set` may be called from any thread, or from a signal handler.")
       .def(constructor<Cancel>())
       .def("set", &Cancel::set)
       .def("set_after", &Cancel::set_after, py::arg("seconds"),

@@ -1,8 +1,10 @@
-// What `moeflux doctor` measures with.
+// What `moeflux doctor` measures with, and how experts are read by what is known of a disk.
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
+#include "core/choices.h"
 #include "core/read_bandwidth.h"
+#include "engine/experts/chosen_reads.h"
 #include "io/probe.h"
 #include "python/bindings.h"
 #include "python/store_object.h"
@@ -52,6 +54,15 @@ void register_probe(py::module_& m) {
       },
       py::arg("store"), py::arg("mode"), py::arg("readers"), py::arg("seconds"), py::arg("seed"), py::arg("rooms") = 0,
       "(reads, bytes, seconds) of random reads of a store's experts, into so many rooms in turn.");
+  m.def(
+      "chosen_reads",
+      [](const std::string& asked, bool streams, bool direct_works, bool buffered_is_faster, bool crowds_out) {
+        const ChosenReads chosen =
+            chosen_reads(choice_of<Reads>("reads", asked), {streams, direct_works, buffered_is_faster, crowds_out});
+        return py::make_tuple(chosen.mode == ReadMode::direct ? "direct" : "buffered", chosen.reason);
+      },
+      py::arg("asked"), py::kw_only(), py::arg("streams"), py::arg("direct_works"), py::arg("buffered_is_faster"),
+      py::arg("crowds_out"), "How experts are read, \"direct\" or \"buffered\", and why.");
 
   Class<ReadBandwidth>(m, "ReadBandwidth", "A buffer that is larger than every cache, to measure how fast it is read.")
       .def(py::init([](int max_threads, int64_t part) {
