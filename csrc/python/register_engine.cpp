@@ -43,7 +43,7 @@ std::span<const int32_t> view_of(const Tokens& tokens) {
   return {tokens.data(), static_cast<size_t>(tokens.size())};
 }
 
-std::span<const int32_t> view_of(const std::variant<Tokens, int32_t>& tokens) {
+std::span<const int32_t> view_of(const std::variant<int32_t, Tokens>& tokens) {
   if (const auto* const token = std::get_if<int32_t>(&tokens)) return {token, 1};
   return view_of(std::get<Tokens>(tokens));
 }
@@ -111,9 +111,10 @@ std::pair<int64_t, int64_t> layers_of(const Of& of) {
   return {range.first, range.last};
 }
 
-// A session, its next tokens or token, room for what all of them yield, and the hidden rows that they begin with. That
-// room is for logits, where they are wanted, or for hidden rows, with an engine that has not the last layer.
-using Piece = std::tuple<Session*, std::variant<Tokens, int32_t>, std::optional<py::array>, std::optional<py::array>>;
+// A session, its next token or tokens, room for what all of them yield, and the hidden rows that they begin with. That
+// room is for logits, where they are wanted, or for hidden rows, with an engine that has not the last layer. The token
+// is tried first, because to try the tokens makes an empty array.
+using Piece = std::tuple<Session*, std::variant<int32_t, Tokens>, std::optional<py::array>, std::optional<py::array>>;
 
 // The serial of each session's logits, and what is wrong with it, if anything is.
 std::vector<std::pair<int64_t, std::string>> evaluate(Engine& engine, const std::vector<Piece>& pieces, bool logits,

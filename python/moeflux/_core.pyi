@@ -1306,7 +1306,7 @@ class Engine:
         work: collections.abc.Sequence[
             tuple[
                 Session,
-                typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | int,
+                int | typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
                 numpy.typing.NDArray[typing.Any] | None,
                 numpy.typing.NDArray[typing.Any] | None,
             ]
