@@ -170,15 +170,21 @@ DEV void pack_of_part(const float* x, u32 part, float (&numbers)[pack]) {
   numbers[4] = high.x, numbers[5] = high.y, numbers[6] = high.z, numbers[7] = high.w;
 }
 
-// Both parts, whose packs the halves of the warp bring.
-DEV void make_parts(const float (&numbers)[pack], DigitStage& stage, RowPart (&x)[copied_parts]) {
-  const u32 g = lane_of() / 4, t = lane_of() % 4, digit = g % 4;
+// The digits of every lane's pack, where all lanes find them, and the lane's own group.
+DEV DigitGroup stage_digits(const float (&numbers)[pack], DigitStage& stage) {
   DigitGroup group;
   const Digits made = digits_of(numbers, copied_steps, group);
   __syncwarp();
 #pragma unroll
   for (u32 d = 0; d < digits_of_number; d++) stage[d][lane_of()] = made.of[d];
   __syncwarp();
+  return group;
+}
+
+// Both parts, whose packs the halves of the warp bring.
+DEV void make_parts(const float (&numbers)[pack], DigitStage& stage, RowPart (&x)[copied_parts]) {
+  const u32 g = lane_of() / 4, t = lane_of() % 4, digit = g % 4;
+  const DigitGroup group = stage_digits(numbers, stage);
   const bool is_own = digit < digits_of_number && g / 4 == t / 2;
 #pragma unroll
   for (u32 p = 0; p < copied_parts; p++) {

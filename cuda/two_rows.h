@@ -18,12 +18,7 @@ struct TwoRowsPart {
 DEV void make_row_of_two(const float (&numbers)[pack], DigitStage& stage, u32 row, TwoRowsPart (&x)[copied_parts]) {
   constexpr u32 group_packs = copied_steps * 4;
   const u32 g = lane_of() / 4, t = lane_of() % 4, digit = g % 4;
-  DigitGroup group;
-  const Digits made = digits_of(numbers, copied_steps, group);
-  __syncwarp();
-#pragma unroll
-  for (u32 d = 0; d < digits_of_number; d++) stage[d][lane_of()] = made.of[d];
-  __syncwarp();
+  const DigitGroup group = stage_digits(numbers, stage);
   const bool has_digits = digit < digits_of_number && g / 4 == row, has_groups = t / 2 == row;
 #pragma unroll
   for (u32 p = 0; p < copied_parts; p++) {

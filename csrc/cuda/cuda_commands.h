@@ -34,6 +34,19 @@ inline bool meet(const float* a, int64_t a_count, const float* b, int64_t b_coun
   return a < b + b_count && b < a + a_count;
 }
 
+// The recurrence of the session that is so many behind the first, where their rows lie one after the other.
+inline DeltaParams delta_behind(const DeltaParams& first, size_t count, float* state) {
+  DeltaParams behind = first;
+  behind.q += count * first.q_row_stride;
+  behind.k += count * first.k_row_stride;
+  behind.v += count * first.v_row_stride;
+  behind.decay += count * first.value_heads;
+  behind.beta += count * first.value_heads;
+  behind.out += count * first.value_heads * first.value_dim;
+  behind.state = state;
+  return behind;
+}
+
 class CudaCommands : public Commands {
  public:
   explicit CudaCommands(Launches& launches) : launches_(launches) {}

@@ -174,15 +174,7 @@ bool CudaCommands::takes_step_delta(const std::string& kernel, Extent grid, cons
     step->grid = grid;
     step->delta = params;
   } else {
-    DeltaParams next = step->delta;
-    const size_t count = step->states.size();
-    next.q += count * next.q_row_stride;
-    next.k += count * next.k_row_stride;
-    next.v += count * next.v_row_stride;
-    next.decay += count * next.value_heads;
-    next.beta += count * next.value_heads;
-    next.out += count * next.value_heads * next.value_dim;
-    next.state = params.state;
+    const DeltaParams next = delta_behind(step->delta, step->states.size(), params.state);
     if (std::memcmp(&next, &params, sizeof next) != 0) return false;
   }
   if (!is_aligned(params.state) || std::ranges::find(step->states, params.state) != step->states.end()) return false;

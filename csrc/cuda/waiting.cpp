@@ -140,16 +140,7 @@ bool CudaCommands::takes_delta(const std::string& kernel, const DeltaParams& par
   auto* waiting = std::get_if<DeltaRow>(&waiting_);
   if (!waiting || waiting->kernel != kernel || has(waiting->sessions, params.state)) return false;
   if (waiting->gate) return false;
-  const size_t count = waiting->sessions.size();
-  DeltaParams next = waiting->params;
-  next.q += count * next.q_row_stride;
-  next.k += count * next.k_row_stride;
-  next.v += count * next.v_row_stride;
-  next.decay += count * next.value_heads;
-  next.beta += count * next.value_heads;
-  next.out += count * next.value_heads * next.value_dim;
-  next.state = params.state;
-  if (!same(next, params)) return false;
+  if (!same(delta_behind(waiting->params, waiting->sessions.size(), params.state), params)) return false;
   waiting->sessions.push_back(params.state);
   return true;
 }

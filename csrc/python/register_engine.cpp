@@ -16,7 +16,6 @@
 
 #include "core/error.h"
 #include "engine/engine.h"
-#include "engine/experts/chosen_reads.h"
 #include "engine/footprint.h"
 #include "format/variant_json.h"
 #include "io/expert_store.h"

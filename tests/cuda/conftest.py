@@ -9,6 +9,15 @@ import pytest
 from emulator import cuda_gpu
 
 
+@pytest.fixture
+def emulated_gpu(on_cuda: str | None) -> Iterator[None]:
+    """Everything of the driver's that a test made is gone when it ends."""
+    cuda_gpu.install()
+    yield
+    assert cuda_gpu.live_objects() == 0
+    cuda_gpu.remove(on_cuda)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def as_before(on_cuda: str | None) -> Iterator[None]:
     """For the tests of other folders, "auto" means afterwards what it meant before."""

@@ -3,7 +3,7 @@ whatever comes in its place, and whatever fails, every bit, counter and error is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ import pytest
 import moeflux
 from emulator import cuda_gpu
 from moeflux import ArgumentError, Cancel, Cancelled, DeviceError, _core
-from moeflux.conversion.synth import synth
 from moeflux.text.sampling import Sampler, Sampling
 from support.engine import load_faulty, tokens
+from support.made_stores import Stores, stores_in
 from support.metal import needs_device
 from support.tiny_stores import gpt_oss, hybrid
 
-pytestmark = needs_device
+pytestmark = [needs_device, pytest.mark.usefixtures("emulated_gpu")]
 
 VOCAB = 384
 VARIANTS = {
@@ -28,28 +28,10 @@ VARIANTS = {
 }
 START, BEFORE, BEHIND = tokens(7, vocab=VOCAB), tokens(3, seed=11, vocab=VOCAB), tokens(4, seed=23, vocab=VOCAB)
 
-Stores = Callable[[str], Path]
-
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Stores:
-    root = tmp_path_factory.mktemp("ahead")
-
-    def make(name: str) -> Path:
-        if not (root / name).exists():
-            synth(root / name, VARIANTS[name])
-        return root / name
-
-    return make
-
-
-@pytest.fixture(autouse=True)
-def device(on_cuda: str | None) -> Iterator[None]:
-    """Everything of the driver's that a test made is gone when it ends."""
-    cuda_gpu.install()
-    yield
-    assert cuda_gpu.live_objects() == 0
-    cuda_gpu.remove(on_cuda)
+    return stores_in(tmp_path_factory.mktemp("ahead"), VARIANTS)
 
 
 def load(folder: Path, **options: Any) -> moeflux.Model:

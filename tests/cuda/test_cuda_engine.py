@@ -3,7 +3,6 @@ that the host cannot touch, streams that are late, calls that fail. Everything o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from moeflux import BudgetError, DeviceError, _core
 from moeflux.conversion.synth import synth
 from moeflux.text.sampling import Sampler, Sampling
 from support.engine import evaluate, load_faulty, steps, survive, tokens
+from support.made_stores import Stores, stores_in
 from support.metal import needs_device
 from support.tiny_stores import hybrid, latent
 
-pytestmark = needs_device
+pytestmark = [needs_device, pytest.mark.usefixtures("emulated_gpu")]
 
 VOCAB = 384  # what `evaluate` takes its tokens from
 VARIANTS = {
@@ -58,28 +58,10 @@ MOST_LAUNCHES_OF_RESIDENT_STEP = 6 + 8 + 4 + 4 + WORDS_AHEAD
 # Likewise in a step of several sessions: two batches, with their surveys.
 MOST_LAUNCHES_OF_ROWS = {"many experts": 11 + 13 + 6 + 10 + WORDS_AHEAD, "long keys": 9 + 13 + 6 + 10 + WORDS_AHEAD}
 
-Stores = Callable[[str], Path]
-
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Stores:
-    root = tmp_path_factory.mktemp("cuda")
-
-    def make(name: str) -> Path:
-        if not (root / name).exists():
-            synth(root / name, (VARIANTS | MANY_EXPERTS)[name])
-        return root / name
-
-    return make
-
-
-@pytest.fixture(autouse=True)
-def device(on_cuda: str | None) -> Iterator[None]:
-    """Everything of the driver's that a test made is gone when it ends."""
-    cuda_gpu.install()
-    yield
-    assert cuda_gpu.live_objects() == 0
-    cuda_gpu.remove(on_cuda)
+    return stores_in(tmp_path_factory.mktemp("cuda"), VARIANTS | MANY_EXPERTS)
 
 
 def load(folder: Path, **options: Any) -> moeflux.Model:

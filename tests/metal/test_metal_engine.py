@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,12 @@ from moeflux.stores.store import open_store
 from moeflux.text.sampling import Sampler, Sampling
 from support.engine import FIRST, NEXT, SECOND, evaluate, load_faulty, steps, survive, tokens
 from support.flat import changed
+from support.made_stores import Stores, stores_in
 from support.metal import needs_device
 from support.mlx_folder import write_mlx_folder
 from support.tiny_stores import deepseek_v2, gemma4, glm, gpt_oss, hybrid, latent, minimax
 
 pytestmark = needs_device
-
-Stores = Callable[[str], Path]
 
 VOCAB = 384  # what FIRST, SECOND and NEXT are from
 VARIANTS = {
@@ -56,14 +55,7 @@ COSINE = 0.99999
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Stores:
-    root = tmp_path_factory.mktemp("metal")
-
-    def make(name: str) -> Path:
-        if not (root / name).exists():
-            synth(root / name, VARIANTS[name])
-        return root / name
-
-    return make
+    return stores_in(tmp_path_factory.mktemp("metal"), VARIANTS)
 
 
 @pytest.fixture(autouse=True)
