@@ -1,6 +1,7 @@
 #include "cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <limits>
 #include <utility>
@@ -53,7 +54,7 @@ class Departed final : public Ticket::State {
 // A copy beside the batches.
 class Transfer final : public Ticket::State {
  public:
-  Transfer(std::shared_ptr<Event> end, Result begun) : end_(std::move(end)), begun_(begun) {}
+  Transfer(std::shared_ptr<Event> end, Result begun) : end_(std::move(end)), failed_(begun) {}
 
   void wait() override { say(end_->wait()); }
   void reach() override {
@@ -65,12 +66,16 @@ class Transfer final : public Ticket::State {
   const Event& end() const { return *end_; }
 
  private:
-  void say(Result ended) const {
-    if (const Result result = begun_ != success ? begun_ : ended) throw DeviceError(failure_of(result));
+  // Several threads may wait for a copy: the one whose memory it leaves, and whoever wants what is copied. A failure
+  // that one of them has seen is every other's, too.
+  void say(Result ended) {
+    Result first = success;
+    if (ended != success) failed_.compare_exchange_strong(first, ended);
+    if (const Result result = failed_) throw DeviceError(failure_of(result));
   }
 
   std::shared_ptr<Event> end_;
-  Result begun_;
+  std::atomic<Result> failed_;
 };
 
 }  // namespace

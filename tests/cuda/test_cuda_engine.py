@@ -251,20 +251,37 @@ def test_a_call_that_fails_leaves_nothing_wrong(store: Stores, call: str, flow: 
     assert np.array_equal(evaluate(model.session(max_context=32)), expected)
 
 
+def loading_fails(folder: Path, expected: np.ndarray, number: int, call: bytes = b"") -> bool:
+    """Whether it says that this call failed. Otherwise it did without."""
+    failed = False
+    with cuda_gpu.emulating(fail_at=number, fail_in=call):
+        try:
+            assert np.array_equal(everything(folder), expected), number
+        except (DeviceError, BudgetError):
+            failed = True
+    assert cuda_gpu.live_objects() == 0, number
+    return failed
+
+
 def test_loading_survives_every_call_that_fails(store: Stores) -> None:
     """Whichever call fails, loading either says so or does without, and leaves nothing behind."""
     with cuda_gpu.emulating():
         expected = everything(store("latent"))
         count = cuda_gpu.calls()
-    failures = 0
-    for number in range(0, count, max(1, count // 60)):
-        with cuda_gpu.emulating(fail_at=number):
-            try:
-                assert np.array_equal(everything(store("latent")), expected)
-            except (DeviceError, BudgetError):
-                failures += 1
-        assert cuda_gpu.live_objects() == 0, number
-    assert failures > 20
+    failures = [loading_fails(store("latent"), expected, number) for number in range(0, count, max(1, count // 60))]
+    assert sum(failures) > 20
+
+
+def test_a_wait_that_fails_is_told_to_everyone_who_waits(store: Stores) -> None:
+    """For the copy of an expert's bytes wait the thread that reads, whose room they leave, and the load of the expert.
+    When the first is told of a failure, the second is, too, although the driver answers each only once."""
+    wait = b"cuEventSynchronize"
+    with cuda_gpu.emulating(fail_in=wait):
+        expected = everything(store("latent"))
+        count = cuda_gpu.calls()
+    assert count > 10
+    failures = [loading_fails(store("latent"), expected, number, wait) for number in range(count)]
+    assert sum(failures) > 10
 
 
 def test_loading_opens_the_gpu_once(store: Stores) -> None:
