@@ -231,7 +231,10 @@ void Pass::record_next() noexcept {
   Recorder& recorder = engine_.recorder_;
   try {
     if (!may_record_next()) return;
-    recorder.reach_deferred();  // the first of them brings the angles, which are written anew
+    // The first batch brings the angles, which are written anew. Those of one row are few enough to be taken when it is
+    // submitted. Those of more are copied later, and who does not know that they were, has to wait for that.
+    if (rows_ > 1 && !recorder.in_flight()) return;
+    recorder.reach_deferred();
     for (Piece& piece : engine_.pieces_) ++piece.position;  // nobody needs those of this step any more
     NextStep::Batches batches;
     StepStats counts;

@@ -25,7 +25,11 @@ VOCAB = 384
 VARIANTS = {
     "hybrid": hybrid(layer_kinds=("linear", "full"), mlp_kinds=("moe",) * 2, vocab_size=VOCAB, num_experts=6),
     "windows": gpt_oss(vocab_size=VOCAB),
-}
+    "deep": hybrid(layer_kinds=("linear", "full") * 2, mlp_kinds=("moe",) * 4, vocab_size=VOCAB, num_experts=6),
+    # A step of which is one batch.
+    "dense first": hybrid(layer_kinds=("full",) * 2, mlp_kinds=("dense", "moe"), vocab_size=VOCAB, num_experts=6,
+                    head_dim=32, rotary_dim=32, dense_intermediate=64),
+}  # fmt: skip
 START, BEFORE, BEHIND = tokens(7, vocab=VOCAB), tokens(3, seed=11, vocab=VOCAB), tokens(4, seed=23, vocab=VOCAB)
 
 
@@ -219,7 +223,7 @@ def test_something_comes_between(store: Stores, way: Callable[..., Used]) -> Non
 
 def test_several_sessions(store: Stores) -> None:
     """The same set goes on as it was recorded; another set, another order and one that has gone further do not."""
-    model = load(store("hybrid"))
+    model = load(store("deep"))
     sessions = [model.session(max_context=64) for _ in range(3)]
     histories = [tokens(5 + place, seed=60 + place, vocab=VOCAB) for place in range(3)]
     for session, history in zip(sessions, histories, strict=True):
@@ -244,7 +248,22 @@ def test_several_sessions(store: Stores) -> None:
         assert np.array_equal(rows, rows_behind(model, start, history[len(start) :]))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+def test_angles_stay_as_they_are_until_the_device_has_them(store: Stores) -> None:
+    """Those of so many rows are copied while the host records the step to come, which has others."""
+    model = load(store("dense first"), chunk=64)
+    histories = [tokens(1 + place % 5, seed=place, vocab=VOCAB) for place in range(40)]
+    sessions = [model.session(max_context=32) for _ in histories]
+    for session, history in zip(sessions, histories, strict=True):
+        session.prefill(history)
+    for turn in range(3):
+        with cuda_gpu.emulating(delay=2000):
+            found = [logits.numpy() for logits in model.evaluate([(session, [turn]) for session in sessions])]
+        for history, row in zip(histories, found, strict=True):
+            assert np.array_equal([row], rows_behind(model, history, [turn]))
+            history.append(turn)
+
+
+@pytest.mark.parametrize("name", ["hybrid", "windows"])
 def test_rows_come_to_other_blocks(store: Stores, name: str) -> None:
     """At 256 positions there is another; where a window has passed, one goes."""
     model = load(store(name))
