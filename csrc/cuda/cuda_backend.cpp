@@ -54,8 +54,9 @@ class Departed final : public Ticket::State {
 // A copy beside the batches.
 class Transfer final : public Ticket::State {
  public:
-  Transfer(std::shared_ptr<Event> end, Result begun) : end_(std::move(end)), failed_(begun) {}
+  explicit Transfer(std::shared_ptr<Event> end) : end_(std::move(end)) {}
 
+  void become(Result begun) { failed_ = begun; }
   void wait() override { say(end_->wait()); }
   void reach() override {
     Result ended = error_not_ready;
@@ -63,7 +64,7 @@ class Transfer final : public Ticket::State {
     say(ended);
   }
   bool done() const override { return end_->query() != error_not_ready; }
-  const Event& end() const { return *end_; }
+  Event& end() const { return *end_; }
 
  private:
   // Several threads may wait for a copy: the one whose memory it leaves, and whoever wants what is copied. A failure
@@ -75,7 +76,7 @@ class Transfer final : public Ticket::State {
   }
 
   std::shared_ptr<Event> end_;
-  std::atomic<Result> failed_;
+  std::atomic<Result> failed_ = success;
 };
 
 }  // namespace
@@ -353,18 +354,22 @@ void CudaBackend::release(int64_t number) {
 
 // ---- Copies beside the batches --------------------------------------------------------------------------------------
 
-// Threads that read wait for them, and leave their core to the ops of the CPU meanwhile.
-Ticket CudaBackend::transfer(Result begun) {
-  const auto end = std::make_shared<Event>(device_, Waiting::sleeps);
-  const Result recorded = end->record(copies_);
+// Threads that read wait for them, and leave their core to the ops of the CPU meanwhile. The ticket is made first: so
+// what begins has one, whatever fails.
+template <typename Begin>
+Ticket CudaBackend::transfer(const Begin& begin) {
+  auto transfer = std::make_unique<Transfer>(std::make_shared<Event>(device_, Waiting::sleeps));
+  const Current current(*device_);
+  const Result begun = begin();
+  const Result recorded = transfer->end().record(copies_);
   if (recorded != success) device_->api().wait_stream(copies_.handle());
-  return Ticket(std::make_unique<Transfer>(end, begun != success ? begun : recorded));
+  transfer->become(begun != success ? begun : recorded);
+  return Ticket(std::move(transfer));
 }
 
 // An event costs the engine of copies a tenth of what an expert takes, and so does a gap between copies that are not
 // told together. So several copies are one call where the driver has it, and have one event.
 Ticket CudaBackend::copy_all(std::span<const CopyArgs> copies) {
-  const Current current(*device_);
   const DriverApi& api = device_->api();
   std::vector<Address> to, from;
   std::vector<size_t> bytes;
@@ -375,21 +380,23 @@ Ticket CudaBackend::copy_all(std::span<const CopyArgs> copies) {
     bytes.push_back(static_cast<size_t>(copy.bytes));
   }
   if (to.empty()) return {};
-  if (to.size() > 1 && device_->chip().copies_together) {
-    const CopyAttributes all = {.access_order = access_in_stream_order, .from = {}, .to = {}, .flags = 0};
-    const size_t first = 0;
-    return transfer(api.copy_batch(to.data(), from.data(), bytes.data(), to.size(), &all, &first, 1, copies_.handle()));
-  }
-  Result begun = success;
-  for (size_t i = 0; i < to.size() && begun == success; ++i)
-    begun = api.copy(to[i], from[i], bytes[i], copies_.handle());
-  return transfer(begun);
+  return transfer([&] {
+    if (to.size() > 1 && device_->chip().copies_together) {
+      const CopyAttributes all = {.access_order = access_in_stream_order, .from = {}, .to = {}, .flags = 0};
+      const size_t first = 0;
+      return api.copy_batch(to.data(), from.data(), bytes.data(), to.size(), &all, &first, 1, copies_.handle());
+    }
+    Result begun = success;
+    for (size_t i = 0; i < to.size() && begun == success; ++i)
+      begun = api.copy(to[i], from[i], bytes[i], copies_.handle());
+    return begun;
+  });
 }
 
 Ticket CudaBackend::clear(View to, int64_t bytes) {
   if (bytes == 0) return {};
-  const Current current(*device_);
-  return transfer(device_->api().clear(device_address(to), 0, static_cast<size_t>(bytes), copies_.handle()));
+  return transfer(
+      [&] { return device_->api().clear(device_address(to), 0, static_cast<size_t>(bytes), copies_.handle()); });
 }
 
 }  // namespace moeflux::cuda

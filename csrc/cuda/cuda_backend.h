@@ -71,7 +71,8 @@ class CudaBackend final : public Backend {
   void run(const Batch& batch, Event* mark);
   void run_stretch(std::span<const Item> items, const Work& work, std::optional<Graphs::Told> told);
   void run(const Item& item, const Work& work, Event* mark);
-  Ticket transfer(Result begun);
+  template <typename Begin>
+  Ticket transfer(const Begin& begin);
 
   std::shared_ptr<Device> device_;
   int64_t limit_;  // of the device's memory

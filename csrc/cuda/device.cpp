@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <thread>
 
 #include "core/arena.h"
 #include "core/text.h"
@@ -255,12 +256,19 @@ Result Event::hold(const Stream& stream) const {
 
 Result Event::wait() const {
   const Current current(*device_);
-  return device_->api().wait_event(handle_);
+  return when_over(device_->api().wait_event(handle_));
 }
 
 Result Event::query() const {
   const Current current(*device_);
-  return device_->api().query_event(handle_);
+  return when_over(device_->api().query_event(handle_));
+}
+
+// A call may fail while the work is under way. Whoever hears of that gives away what the work uses.
+Result Event::when_over(Result result) const {
+  if (result != success && result != error_not_ready)
+    while (device_->api().query_event(handle_) == error_not_ready) std::this_thread::yield();
+  return result;
 }
 
 // ---- Memory ---------------------------------------------------------------------------------------------------------

@@ -84,11 +84,13 @@ class Event {
   Result record(const Stream& stream);
   // What comes on the stream from here on begins after the event.
   Result hold(const Stream& stream) const;
-  // What the driver says of the work before the event, or of anything that failed earlier.
+  // What the driver says of the work before the event, or of anything that failed earlier. Either way it is over.
   Result wait() const;
   Result query() const;  // error_not_ready while it is under way
 
  private:
+  Result when_over(Result result) const;
+
   std::shared_ptr<Device> device_;
   Waiting waiting_;
   EventHandle handle_ = nullptr;

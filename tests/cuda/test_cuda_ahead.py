@@ -293,8 +293,8 @@ def test_the_plan_is_what_is_held(store: Stores) -> None:
 
 
 CALLS = ("cuLaunchKernel", "cuGraphLaunch", "cuGraphAddKernelNode", "cuGraphInstantiateWithFlags",
-         "cuGraphExecKernelNodeSetParams", "cuEventRecord", "cuEventCreate", "cuCtxPushCurrent_v2",
-         "cuMemAlloc_v2", "cuMemHostAlloc")  # fmt: skip
+         "cuGraphExecKernelNodeSetParams", "cuEventRecord", "cuEventCreate", "cuEventSynchronize",
+         "cuCtxPushCurrent_v2", "cuMemAlloc_v2", "cuMemHostAlloc")  # fmt: skip
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -227,8 +227,8 @@ def test_loading_makes_every_kernel_that_a_model_wants(
 @pytest.mark.parametrize(
     "call",
     ["cuMemcpyAsync", "cuLaunchKernel", "cuGraphLaunch", "cuGraphAddKernelNode", "cuGraphAddDependencies_v2",
-     "cuGraphInstantiateWithFlags", "cuEventRecord", "cuEventCreate", "cuStreamWaitValue32_v2", "cuMemAlloc_v2",
-     "cuCtxPushCurrent_v2"],
+     "cuGraphInstantiateWithFlags", "cuEventRecord", "cuEventCreate", "cuEventSynchronize", "cuStreamWaitValue32_v2",
+     "cuMemAlloc_v2", "cuCtxPushCurrent_v2"],
 )  # fmt: skip
 def test_a_call_that_fails_leaves_nothing_wrong(store: Stores, call: str, flow: str) -> None:
     """Calls of the driver fail in turn, the first ones and some of the many that follow."""
