@@ -116,6 +116,7 @@ def ask(
     given = {} if limits is None else {"limits": limits}
     app = front(answerers, door or Door(), rules or Rules(), Pace(send=0.2), **given)
     asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))  # type: ignore[arg-type]
+    assert [each["type"] for each in found[1:]] == ["http.response.body"] * len(found[1:])
     status = found[0]["status"] if found else 0
     whole = bool(found) and "body" in found[-1] and not found[-1].get("more_body", False)
     return status, b"".join(each.get("body", b"") for each in found).decode(), whole
@@ -139,6 +140,8 @@ def test_what_was_not_told_is_asked_for_again_and_once() -> None:
         [EVENTS, b"data: begin\n\n", b": prompt 3 of 9 tokens\n\n", LOST], [EVENTS, b"data: begin\n\n", b"x"]
     )
     assert ask(there) == (200, "data: begin\n\n: prompt 3 of 9 tokens\n\nx", True)
+    there = Scripted([EVENTS, LOST], [EVENTS, b"data: begin\n\n", b"x"])  # between the head and what comes first
+    assert ask(there) == (200, "data: begin\n\nx", True)
     there = Scripted([LOST], [LOST], [JSON, b"{}"])
     status, body, whole = ask(there)
     assert (status, whole, len(there.asked)) == (503, True, 2)
@@ -157,6 +160,19 @@ def test_a_stream_of_which_something_was_told_ends_with_an_error(path: str, begi
     assert told == "begin;event: x\n" and ending.startswith(begin) and str(LOST) in ending
     if path == "/v1/responses":
         assert json.loads(ending.partition("data: ")[2])["sequence_number"] == 2
+
+
+def test_a_stream_of_which_nothing_came_but_its_head_ends_with_an_error() -> None:
+    there = Scripted([EVENTS, LOST], [EVENTS, LOST])
+    status, body, whole = ask(there)
+    assert (status, whole, len(there.asked)) == (200, True, 2)
+    assert body.startswith('data: {"error"') and str(LOST) in body
+
+
+def test_what_came_together_with_a_ping_was_told() -> None:
+    there = Scripted([EVENTS, b"begin;", b": prompt 9 of 9 tokens\n\ndata: word\n\n", LOST], [EVENTS, b"begin;", b"x"])
+    _, body, whole = ask(there)
+    assert whole and len(there.asked) == 1 and body.count("word") == 1 and str(LOST) in body
 
 
 def test_an_answer_that_fails_otherwise_is_not_asked_for_again() -> None:

@@ -139,8 +139,9 @@ class _Passed(Response):
     def __init__(self, asked: Asked, answerers: Answerers, door: Door, pace: Pace) -> None:
         super().__init__()
         self._asked, self._answerers, self._door, self._pace = asked, answerers, door, pace
-        self._begun = False  # the client has the head, and what events begin with
-        self._told = False  # more than that
+        self._begun = False  # the client has the head
+        self._opened = False  # and what events begin with
+        self._told = False  # and more than that
         self._events = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -185,16 +186,17 @@ class _Passed(Response):
                 await send(_part(body, more=False))
                 return
             if not self._begun:
+                self._begun = True
                 await send(begin)
             first = True
             async for part in items:
                 assert isinstance(part, bytes)
                 if not first:
-                    self._told = self._told or not part.startswith(PINGS)
-                if not (first and self._begun):
+                    self._told = self._told or not _is_ping(part)
+                if not (first and self._opened):
                     self._events += part.count(b"event: ")
                     await send(_part(part))
-                first, self._begun = False, True
+                first, self._opened = False, True
             await send(_part(b"", more=False))
         finally:
             await items.aclose()
@@ -208,6 +210,11 @@ class _Passed(Response):
             said = {"type": "error", "code": "server_error", "message": told["error"]["message"], "param": None}
             return event({**said, "sequence_number": self._events}).encode()
         return data(told).encode()
+
+
+def _is_ping(part: bytes) -> bool:
+    """Whether it says nothing of the answer. Several events may have come together."""
+    return all(each.startswith(PINGS) for each in part.split(b"\n\n") if each)
 
 
 def _part(data: bytes, more: bool = True) -> Message:
