@@ -142,6 +142,31 @@ def test_tokens_that_come_fast_are_told_together() -> None:
     assert told[0] < 50 and len(told) == 2
 
 
+def test_what_comes_before_the_task_has_woken_is_told_too() -> None:
+    """Where there is no short way to send, the task that sends was woken for a token, and the end comes meanwhile."""
+    sent = list[bytes]()
+
+    class Sudden(Hasty):
+        def follow(self, tell: Callable[[], object]) -> None:
+            def say_and_end() -> None:
+                self.came.append(Piece("word ", 5, None))  # type: ignore[arg-type]
+                tell()
+                self.finish = "cancelled"  # type: ignore[assignment]
+                tell()
+
+            asyncio.get_running_loop().call_soon(say_and_end)
+
+        def arrived(self) -> list[Piece] | None:  # type: ignore[override]
+            return super().arrived() or (None if self.finish else [])
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    stream = stream_of([Sudden(1)])
+    asyncio.run(asyncio.wait_for(stream({"type": "http"}, there, send), 20))  # type: ignore[arg-type]
+    assert b"".join(sent).count(b"word") == 1
+
+
 @pytest.mark.parametrize(("streams", "waits"), [(1, 0.1), (5, 0.1), (8, 0.16), (15, 0.3), (64, 0.3)])
 def test_many_streams_are_told_less_often(streams: int, waits: float) -> None:
     """And alone again, one waits as long as before."""

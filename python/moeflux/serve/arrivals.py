@@ -78,7 +78,8 @@ class Arrivals:
                 await self._changed.wait()
                 self._changed.clear()
                 self._waits = False
-                text, self._untold = self._untold or ("" if self._error else self._new()), ""
+                # More may have come since that was refused, and nobody tells of it again.
+                text, self._untold = self._untold + ("" if self._error else self._new()), ""
                 if text:
                     yield text
                 if self._error is not None:
