@@ -167,6 +167,30 @@ def test_what_comes_before_the_task_has_woken_is_told_too() -> None:
     assert b"".join(sent).count(b"word") == 1
 
 
+def test_the_end_is_told_at_once() -> None:
+    """With the tokens that came since something was told."""
+    sent = list[bytes]()
+
+    class Ending(Hasty):
+        def follow(self, tell: Callable[[], object]) -> None:
+            def or_end() -> None:
+                if self.left == 0:
+                    self.finish = "cancelled"  # type: ignore[assignment]
+                tell()
+
+            super().follow(or_end)
+
+        def arrived(self) -> list[Piece] | None:  # type: ignore[override]
+            return super().arrived() or (None if self.finish else [])
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    stream = stream_of([Ending(50)], gather=3600.0)
+    asyncio.run(asyncio.wait_for(stream({"type": "http"}, there, send), 60))  # type: ignore[arg-type]
+    assert b"".join(sent).count(b"word") == 50
+
+
 @pytest.mark.parametrize(("streams", "waits"), [(1, 0.1), (5, 0.1), (8, 0.16), (15, 0.3), (64, 0.3)])
 def test_many_streams_are_told_less_often(streams: int, waits: float) -> None:
     """And alone again, one waits as long as before."""

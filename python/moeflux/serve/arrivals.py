@@ -93,10 +93,14 @@ class Arrivals:
                     each.handle.cancel()
 
     def _come(self) -> None:
-        if self._clock() < self._next_at:
+        if self._clock() < self._next_at and not self._is_all_here():
             self._beat.join(self._look, self._next_at)
         else:
             self._look()
+
+    def _is_all_here(self) -> bool:
+        """Nothing more will come that could be told with it."""
+        return all(each.handle.finish is not None for each in self._left.values())
 
     def _look(self) -> None:
         self._next_at = self._clock() + self._beat.seconds

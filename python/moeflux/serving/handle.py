@@ -143,7 +143,7 @@ class Handle(TokenAnswer):
 
     def follow(self, tell: Tell) -> None:
         """Calls this in the event loop that runs now when something has come, which `arrived` has then; and again when
-        more has come after that was asked. One follower takes what several answers have."""
+        more has come after that was asked, and at the end. One follower takes what several answers have."""
         with self._changed:
             self._follower = asyncio.get_running_loop(), tell
             here = bool(self._pieces) or self.finish is not None
@@ -207,6 +207,7 @@ class Handle(TokenAnswer):
             self.finish, self._error = finish, error
             # It holds the request, which holds this: nothing of either would be free before the collector comes.
             self._cancel = None
+            self._told = False  # of the end it is told even so
             self._wake()
 
     def _wake(self) -> None:
