@@ -2,13 +2,27 @@
 #include "cached.h"
 #include "words.h"
 
-// ---- Few words ------------------------------------------------------------------------------------------------------
+// ---- Words ----------------------------------------------------------------------------------------------------------
 
-// A single block copies a few words to the host's memory, or has them as arguments. The first can be a part of a graph.
+// Words go to another place of the GPU's memory, or to the host's. No place of a launch has what another one is copied
+// to. Grid of blocks of flat_threads: of words; places.
 extern "C" __global__ void copy_words(const WordsParams params) {
   begin_kernel();
-  for (u32 i = threadIdx.x; i < params.count; i += flat_threads) params.to[i] = params.from[i];
+  constexpr u32 together = copied_words / flat_threads;
+  const WordsPlaces places = params.list ? params.list[blockIdx.y] : params.places;
+  u32 words[together];
+#pragma unroll
+  for (u32 j = 0; j < together; j++) {
+    const u32 at = blockIdx.x * copied_words + j * flat_threads + threadIdx.x;
+    if (at < params.count) words[j] = places.from[at];
+  }
+#pragma unroll
+  for (u32 j = 0; j < together; j++) {
+    const u32 at = blockIdx.x * copied_words + j * flat_threads + threadIdx.x;
+    if (at < params.count) places.to[at] = words[j];
+  }
 }
+// A single block writes a few words that are its arguments.
 extern "C" __global__ void given_words(const GivenWordsParams params) {
   begin_kernel();
   for (u32 i = threadIdx.x; i < params.count; i += flat_threads) params.to[i] = params.words[i];

@@ -1,4 +1,4 @@
-// Arguments of the kernels that take a few words from one memory to the other, as params.h has those of all others.
+// Arguments of the kernels that copy words, as params.h has those of all others.
 #pragma once
 
 #include "sizes.h"
@@ -6,11 +6,16 @@
 namespace moeflux::cuda {
 
 constexpr uint32_t most_given_words = 512;  // that come as arguments, of which a launch may have 4 KB
+constexpr uint32_t copied_words = 2048;     // that a block copies
 
-// `count` words of four bytes.
-struct WordsParams {
+// `count` words of four bytes from each of some places.
+struct WordsPlaces {
   const uint32_t* from;
   uint32_t* to;
+};
+struct WordsParams {
+  WordsPlaces places;
+  const WordsPlaces* list;  // if there are several; else null
   uint32_t count;
 };
 

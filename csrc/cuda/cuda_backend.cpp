@@ -15,7 +15,6 @@
 namespace moeflux::cuda {
 namespace {
 
-constexpr int64_t word_bytes = 4;
 constexpr int64_t least_lists = 1 << 16;
 constexpr int64_t least_margin = int64_t{256} << 20;
 constexpr int64_t batches_ahead = 2;  // of a step that is recorded before the call that wants it

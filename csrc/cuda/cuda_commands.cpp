@@ -34,6 +34,13 @@ FlatParams flat_params(View x, View y, int64_t count) {
   return {address<float>(x), address<const float>(y), static_cast<uint64_t>(count)};
 }
 
+constexpr int64_t most_copied_bytes = 4 << 20;  // by a launch: logits of a row; the driver copies more
+
+bool are_words(const WordsPlaces& places, int64_t bytes) {
+  return bytes % word_bytes == 0 && reinterpret_cast<uintptr_t>(places.from) % word_bytes == 0 &&
+         reinterpret_cast<uintptr_t>(places.to) % word_bytes == 0;
+}
+
 }  // namespace
 
 // ---- Vectors --------------------------------------------------------------------------------------------------------
@@ -232,12 +239,51 @@ void CudaCommands::combine(const CombineArgs& args, int64_t n) {
   });
 }
 
+// ---- Copies ---------------------------------------------------------------------------------------------------------
+
+// What is in the GPU's memory is copied by a launch, which can be in a graph: to the same memory, or a few bytes to the
+// host's. Copies of as many bytes, one after another, are one.
 void CudaCommands::copy(View from, View to, int64_t bytes) {
   op("copy", [&] {
-    finish();
+    if (bytes == 0) return;
     made_.reset();
+    const bool to_host = to.buffer->memory() != Memory::device;
+    const WordsPlaces places = {address<const uint32_t>(from), address<uint32_t>(to)};
+    if (from.buffer->memory() == Memory::device && bytes <= (to_host ? most_crossing_bytes : most_copied_bytes) &&
+        are_words(places, bytes)) {
+      if (!takes_copy(places, bytes)) wait_with(Copies{{places}, bytes});
+      return;
+    }
+    finish();
     launches_.copy(from, to, bytes);
   });
+}
+
+bool CudaCommands::takes_copy(const WordsPlaces& places, int64_t bytes) {
+  auto* waiting = std::get_if<Copies>(&waiting_);
+  if (!waiting || waiting->bytes != bytes) return false;
+  const auto meet = [bytes](const uint32_t* a, const uint32_t* b) {
+    const auto first = reinterpret_cast<uintptr_t>(a), second = reinterpret_cast<uintptr_t>(b);
+    return (first < second ? second - first : first - second) < static_cast<uintptr_t>(bytes);
+  };
+  const auto is_in_the_way = [&](const WordsPlaces& before) {
+    return meet(before.to, places.from) || meet(before.to, places.to) || meet(before.from, places.to);
+  };
+  if (std::ranges::any_of(waiting->places, is_in_the_way)) return false;
+  waiting->places.push_back(places);
+  return true;
+}
+
+void CudaCommands::launch_copies(const Copies& copies) {
+  const auto words = static_cast<uint32_t>(copies.bytes / word_bytes);
+  WordsParams params = {.places = copies.places.front(), .list = nullptr, .count = words};
+  if (copies.places.size() > 1) {
+    const List list = launches_.list(static_cast<int64_t>(copies.places.size() * sizeof(WordsPlaces)));
+    std::ranges::copy(copies.places, list.values<WordsPlaces>());
+    params.list = reinterpret_cast<const WordsPlaces*>(list.device);
+  }
+  launch("copy_words", {divide_up(words, copied_words), static_cast<uint32_t>(copies.places.size())}, flat_threads,
+         params);
 }
 
 // ---- Choosing -------------------------------------------------------------------------------------------------------

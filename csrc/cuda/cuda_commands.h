@@ -14,6 +14,7 @@
 #include "backend/backend.h"
 #include "cuda/launches.h"
 #include "cuda/params.h"
+#include "cuda/words.h"
 #include "gpu/attention_task.h"
 #include "gpu/products.h"
 
@@ -276,6 +277,11 @@ class CudaCommands : public Commands {
     std::optional<HeadParams> gate;  // of a single session: the gated norm behind it
   };
 
+  // Of as many bytes each.
+  struct Copies {
+    std::vector<WordsPlaces> places;
+    int64_t bytes;
+  };
   struct Surveys {
     std::vector<ShortlistRow> rows;  // logits and head alone
     int64_t count;                   // of each row's logits
@@ -391,6 +397,8 @@ class CudaCommands : public Commands {
   bool are_spans(const AttentionOutput& output, int64_t sessions, uint32_t part_count) const;
   void launch_attention(const AttentionOutput& output);
   void launch_digits(const DigitsParams& params, int64_t fragments, uint32_t count);
+  bool takes_copy(const WordsPlaces& places, int64_t bytes);
+  void launch_copies(const Copies& copies);
   void launch_surveys(const Surveys& surveys);
   void append_rows(const std::string& kernel, const AppendParams& params);
 
@@ -426,7 +434,7 @@ class CudaCommands : public Commands {
   Launches& launches_;
   std::variant<std::monostate, NormParams, RowProduct, FeedForward, ExpertOutputs, DeltaGatesParams, AttentionOutput,
                HeadsRow, Appended, Convolved, DeltaInputs, DeltaRow, DeltaStep, RowsSum, RowsNorm, RowsHeads, RowsAdded,
-               RowsGated, RowsProduct, RowsForward, RowsAppended, Surveys>
+               RowsGated, RowsProduct, RowsForward, RowsAppended, Copies, Surveys>
       waiting_;
   std::optional<MadeDigits> made_;
   // Of this batch:

@@ -16,6 +16,9 @@
 
 namespace moeflux::cuda {
 
+constexpr int64_t word_bytes = 4;
+constexpr int64_t most_crossing_bytes = 4096;  // from one memory to the other, by a launch
+
 struct Extent {
   uint32_t x = 1;
   uint32_t y = 1;

@@ -12,8 +12,6 @@ namespace moeflux::cuda {
 namespace {
 
 constexpr int64_t list_alignment = 16;
-constexpr int64_t most_launched_bytes = 4096;
-constexpr int64_t bytes_of_word = 4;
 
 int64_t aligned(int64_t bytes) { return (bytes + list_alignment - 1) / list_alignment * list_alignment; }
 
@@ -49,13 +47,13 @@ void Recording::launch(const char* kernel, Extent grid, uint32_t threads, uint32
 
 // Their words are taken from the host when the batch is submitted.
 std::vector<Item> Recording::given(View from, View to, int64_t bytes) {
-  constexpr int64_t most = most_given_words * bytes_of_word;
+  constexpr int64_t most = most_given_words * word_bytes;
   std::vector<Item> items;
   for (int64_t at = 0; at < bytes; at += most) {
     const int64_t here = std::min(most, bytes - at);
     GivenWordsParams params = {};
     params.to = address<uint32_t>(to.at(at, 1));
-    params.count = static_cast<uint32_t>(here / bytes_of_word);
+    params.count = static_cast<uint32_t>(here / word_bytes);
     items.push_back(item_of("given_words", {1}, flat_threads, 0, std::as_bytes(std::span(&params, 1))));
     items.back().ends_first = items.back().brings = true;
     given_.push_back(
@@ -64,21 +62,14 @@ std::vector<Item> Recording::given(View from, View to, int64_t bytes) {
   return items;
 }
 
-// Few bytes go from one memory to the other by launches, which wait for no engine of copies, and to the host can be in
-// a graph. What comes from the host may be read by kernels before they wait for the one before them.
+// A few bytes of the host's come by launches, which wait for no engine of copies. They may be read by kernels before
+// these wait for the one before them.
 void Recording::copy(View from, View to, int64_t bytes) {
   if (bytes == 0) return;
   const bool from_host = from.buffer->memory() != Memory::device, to_host = to.buffer->memory() != Memory::device;
-  const bool are_few = bytes <= most_launched_bytes && bytes % bytes_of_word == 0;
+  const bool are_few = bytes <= most_crossing_bytes && bytes % word_bytes == 0;
   if (are_few && from_host && !to_host) {
     for (const Item& item : given(from, to, bytes)) work_.items.push_back(item);
-    return;
-  }
-  if (are_few && to_host && !from_host) {
-    const WordsParams params = {.from = address<const uint32_t>(from),
-                                .to = address<uint32_t>(to),
-                                .count = static_cast<uint32_t>(bytes / bytes_of_word)};
-    launch("copy_words", {1}, flat_threads, params);
     return;
   }
   work_.items.push_back({.kind = Item::Kind::copy,
@@ -102,7 +93,7 @@ void Recording::complete() {
     std::vector<Item> items;
     for (const ListRoom& room : lists_) {
       const View from = {room.host.get(), 0}, to = {room.device.get(), 0};
-      if (room.used <= most_launched_bytes)
+      if (room.used <= most_crossing_bytes)
         std::ranges::copy(given(from, to, room.used), std::back_inserter(items));
       else
         items.push_back({.kind = Item::Kind::copy,

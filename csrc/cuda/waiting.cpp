@@ -57,6 +57,7 @@ void CudaCommands::finish() {
   if (const auto* product = std::get_if<RowsProduct>(&waiting)) launch_rows(*product);
   if (const auto* forward = std::get_if<RowsForward>(&waiting)) launch_rows_forward(*forward);
   if (const auto* convolved = std::get_if<Convolved>(&waiting)) launch_convolved(*convolved);
+  if (const auto* copies = std::get_if<Copies>(&waiting)) launch_copies(*copies);
   if (const auto* surveys = std::get_if<Surveys>(&waiting)) launch_surveys(*surveys);
   if (const auto* rows = std::get_if<RowsAppended>(&waiting)) launch_rows_appended(*rows);
   if (const auto* step = std::get_if<DeltaStep>(&waiting)) launch_step_apart(*step);
