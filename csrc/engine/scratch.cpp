@@ -11,7 +11,7 @@ namespace moeflux {
 namespace {
 
 constexpr int64_t view_alignment = 64;
-constexpr int64_t max_logit_rows = 16;
+constexpr int64_t max_logit_rows = 32;  // sessions of a step, so that the output matrix is read once for them
 
 size_t index_of(Memory memory) { return static_cast<size_t>(memory); }
 
