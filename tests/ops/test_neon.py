@@ -82,18 +82,18 @@ def driver() -> Path:
     return BUILD / "driver"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        KERNELS / "isa.cpp",
-        *sorted((ROOT / "csrc" / "core").glob("*.cpp")),
-        *sorted((ROOT / "csrc" / "backend").glob("*.cpp")),
-        *sorted((ROOT / "csrc" / "sampling").glob("*.cpp")),
-    ],
-    ids=lambda source: f"{source.parent.name}/{source.name}",
-)
-def test_compiles_for_arm64(source: Path) -> None:
-    compiled(source, "-O0")
+def test_isa_compiles_for_arm64() -> None:
+    compiled(KERNELS / "isa.cpp", "-O0")
+
+
+@pytest.mark.parametrize("folder", ["core", "backend", "sampling"])
+def test_a_folder_compiles_for_arm64(folder: str) -> None:
+    """Its files as one, because the headers that they share take most of the time."""
+    files = sorted((ROOT / "csrc" / folder).glob("*.cpp"))
+    assert len(files) > 7
+    BUILD.mkdir(parents=True, exist_ok=True)
+    (BUILD / f"{folder}.cpp").write_text("".join(f'#include "{folder}/{file.name}"\n' for file in files))
+    compiled(BUILD / f"{folder}.cpp", "-O0", "-Wno-shadow")  # of a name that another of them has
 
 
 def test_sha256_compiles_with_the_instructions_of_arm64() -> None:
