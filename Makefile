@@ -14,7 +14,7 @@ export PYTHON
 # Importing an editable install rebuilds with cmake and ninja. A fresh machine has only those of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals kills fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-stages bench-delayed bench-ops bench-serve track track-trips train-test metal-engine cuda-engine apart-engine agents page-test macos cuda docs wheel wheels clean
+.PHONY: help setup demo test soak lint format tidy stubs sanitize asan ubsan tsan refusals kernels kills fuzz fuzz-server peers schemas bench-peers bench-streaming bench-resident bench-sessions bench-stages bench-delayed bench-ops bench-serve track track-trips train-test metal-engine cuda-engine apart-engine agents page-test macos cuda docs wheel wheels clean
 
 help:
 	@echo "make demo      set up, then the built-in model writes, with all its experts in memory and with a quarter"
@@ -27,6 +27,7 @@ help:
 	@echo "make asan      run any tests under the first two: ARGS=...; also make ubsan, make tsan"
 	@echo "make soak      run sessions for 10,000 tokens and a scheduler for 10,000 requests at the fewest expert slots: memory stays flat, bits are those of a fresh process"
 	@echo "make refusals  refuse each allocation, mapping and thread of a model's life, and of a server's answers, in turn (an hour)"
+	@echo "make kernels   run GPU kernels on the emulated GPUs in every order of threads, each with the checker and without, and compile those of CUDA for every architecture"
 	@echo "make kills     kill processes that convert, save or move conversations to the disk, and look at what they left  ARGS=\"--kills 1000\""
 	@echo "make fuzz      feed hostile files to every reader     SECONDS=600"
 	@echo "make fuzz-server  send changed requests to a live server     SECONDS=600 ARGS=\"--seed 2\""
@@ -124,6 +125,10 @@ asan ubsan tsan: $(READY)
 
 refusals: $(READY)
 	$(BIN)/python -m pytest -q -rP --every-refusal tests/engine/test_refusals.py tests/serve/test_refusals.py $(ARGS)
+
+# `make test` has each order once, and large files of CUDA for one architecture each.
+kernels: $(READY)
+	$(BIN)/python -m pytest -q --every-order --every-architecture $(or $(ARGS),$(wildcard tests/gpu/test_gpu_*.py) tests/metal/test_metal_forms.py $(wildcard tests/cuda/test_cuda_[cps]*.py))
 
 kills: $(READY)
 	$(BIN)/python tests/support/kills.py build/kills $(ARGS)

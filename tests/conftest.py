@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import amx
+from emulator import device
 from moeflux.machine.machine import this_machine
 from support.apart import apart
 from support.metal import needs_device
@@ -36,7 +37,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="what chooses a backend itself runs on the emulated NVIDIA GPU, or on that of this machine",
     )
     parser.addoption("--every-architecture", action="store_true", help="test_cuda_compile.py compiles all for each")
-    parser.addoption("--every-refusal", action="store_true", help="test_refusals.py refuses every call")
+    parser.addoption("--every-order", action="store_true", help="kernels run in every order, checked and not")
+    parser.addoption(
+        "--every-refusal",
+        action="store_true",
+        help="test_refusals.py refuses every call",
+    )
     parser.addoption(
         "--apart", action="store_true", help="engines have a device with memory of its own, and that is late"
     )
@@ -59,11 +65,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if is_wanted(item)]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Tests ignore what doctor once found on this machine, its GPU, and its user's defaults."""
     os.environ["MOEFLUX_CACHE"] = tempfile.mkdtemp(prefix="moeflux-tests-")
     os.environ["MOEFLUX_BACKEND"] = "cpu"
     os.environ["MOEFLUX_CONFIG"] = ""
+    device.EVERY_ORDER = config.getoption("--every-order")
 
 
 @pytest.hookimpl(tryfirst=True)

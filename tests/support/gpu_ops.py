@@ -1,7 +1,7 @@
 """The ops of moeflux.ops on an emulated GPU, by the engine's own backend.
 
-Everything is done in some orders of threads without the checker, and again under it; all must leave the same bits. With
---on-cuda=real, "cuda" is the GPU of this machine, and does everything twice.
+Everything is done in several orders of threads, without the checker and under it (emulator/device.py says which); all
+must leave the same bits. With --on-cuda=real, "cuda" is the GPU of this machine, and does everything twice.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from emulator import cuda_gpu, gpu
-from emulator.device import ORDERS
+from emulator.device import runs
 from moeflux.ops import Ops
 
 EMULATORS = {"metal": gpu, "cuda": cuda_gpu}
-# Under the checker, where a load takes the longest, the two orders that differ the most.
-CHECKED_ORDERS = {"metal": ORDERS, "cuda": (ORDERS[1], ORDERS[-1])}
 REAL: set[str] = set()  # backends that are GPUs of this machine; conftest.py knows
 
 
@@ -45,10 +43,9 @@ class GpuOps:
             return
         emulator = EMULATORS[self.backend]
         emulator.install()
-        for checked, orders in ((False, ORDERS), (True, CHECKED_ORDERS[self.backend])):
-            for order in orders:
-                with emulator.emulating(order=order, checked=checked):
-                    yield run()
+        for checked, order in runs():
+            with emulator.emulating(order=order, checked=checked):
+                yield run()
 
 
 def _bits(result: Any) -> list[bytes]:

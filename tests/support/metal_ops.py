@@ -1,6 +1,6 @@
 """Kernels of Metal that the backend does not take by itself, dispatched on the emulated device from here.
 
-Everything is done in four orders of threads without the checker and in four under it; all must leave the same bits.
+Everything is done in several orders of threads, without the checker and under it; all must leave the same bits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulator.build import METAL, library
-from emulator.device import ORDERS, Library
+from emulator.device import Library, runs
 from emulator.params import params, sizes
 
 Array = np.ndarray
@@ -41,11 +41,10 @@ def dispatch(
 ) -> list[Array]:
     """The buffers numbered in `written`, after the kernel. The arguments stay as they are."""
     results: list[list[Array]] = []
-    for checked in (False, True):
-        for order in ORDERS:
-            own = [array.copy() if i in written and array is not None else array for i, array in enumerate(buffers)]
-            _library(file, checked).dispatch(kernel, own, threadgroups, threads, order=order)
-            results.append([own[i] for i in written])
+    for checked, order in runs():
+        own = [array.copy() if i in written and array is not None else array for i, array in enumerate(buffers)]
+        _library(file, checked).dispatch(kernel, own, threadgroups, threads, order=order)
+        results.append([own[i] for i in written])
     for other in results[1:]:
         for first, again in zip(results[0], other, strict=True):
             assert first.tobytes() == again.tobytes(), f"{kernel}: the order of threads changes the result"
