@@ -124,7 +124,7 @@ asan ubsan tsan: $(READY)
 	@bash tools/sanitize.sh $@ $(or $(ARGS),tests)
 
 refusals: $(READY)
-	$(BIN)/python -m pytest -q -rP --every-refusal tests/engine/test_refusals.py tests/serve/test_refusals.py $(ARGS)
+	$(BIN)/python -m pytest -q -rP --every-refusal tests/engine/test_refusals.py tests/serve/test_refusals.py tests/engine/test_engine_faults.py::test_every_op $(ARGS)
 
 # `make test` has each order once, and large files of CUDA for one architecture each.
 kernels: $(READY)

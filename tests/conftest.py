@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-refusal",
         action="store_true",
-        help="test_refusals.py refuses every call",
+        help="test_refusals.py refuses every call, and test_every_op fails more ops",
     )
     parser.addoption(
         "--apart", action="store_true", help="engines have a device with memory of its own, and that is late"

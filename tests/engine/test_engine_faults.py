@@ -31,10 +31,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 @pytest.mark.parametrize(("ring_depth", "device"), [(1, "prompt"), (2, "prompt"), (2, "deferred"), (2, "apart")])
 @pytest.mark.parametrize("name", ("qwen3_5_moe", "qwen3_moe", "deepseek_v3"))
-def test_every_op(folder: Folder, name: str, ring_depth: int, device: str) -> None:
-    """At one depth or the other, on a device that works late, and on one that has memory of its own too."""
+def test_every_op(folder: Folder, name: str, ring_depth: int, device: str, request: pytest.FixtureRequest) -> None:
+    """At one depth or the other, on a device that works late, and on one that has memory of its own too. Some of the
+    ops fail in turn, others at each depth and on each device; with --every-refusal, more of them."""
     expected = evaluate(load_faulty(folder(name), expert_slots=6).session())
-    for number in itertools.count(ring_depth - 1, 2) if device == "prompt" else itertools.count(0, 7):
+    stride = 5 if device == "prompt" else 17
+    if request.config.getoption("--every-refusal"):
+        stride = 2 if device == "prompt" else 7
+    for number in itertools.count(ring_depth - 1, stride):
         options = {"ring_depth": ring_depth, "fail_at_op": number}
         if device != "prompt":
             options[device] = True
