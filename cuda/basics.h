@@ -359,7 +359,25 @@ DEV u16 to_bf16(float x) {
 DEV bool is_nan(float x) { return (__float_as_uint(x) & 0x7fffffffu) > 0x7f800000u; }
 
 DEV float normed(float x, float factor, float weight) { return x * factor * weight; }
-DEV float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// e^x within two units of the last place. The CPU makes the same bits (csrc/kernels/cpu/digits.inl): no instruction
+// that is not exact has a part in it.
+DEV float exp_of(float x) {
+  x = x > 89.0f ? 89.0f : x;
+  x = x < -104.0f ? -104.0f : x;
+  // x = n ln 2 + rest. To add 1.5 * 2^23 rounds to a whole number, which is in the low bits then.
+  const float shifted = fmaf(x, 1.44269502f, 12582912.0f), n = shifted - 12582912.0f;
+  const float rest = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, x));
+  float power = fmaf(1.39354309e-3f, rest, 8.36575683e-3f);
+  power = fmaf(power, rest, 4.16664667e-2f);
+  power = fmaf(power, rest, 0.166666657f);
+  power = fmaf(power, rest, 0.5f);
+  power = fmaf(power * rest, rest, rest) + 1.0f;
+  // 2^n in two factors, because one would leave the range at both ends.
+  const u32 exponent = __float_as_uint(shifted) - 0x4b400000u + 256u, half = exponent >> 1;
+  return power * __uint_as_float((half - 1u) << 23) * __uint_as_float((exponent - half - 1u) << 23);
+}
+DEV float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
 DEV float silu(float x) { return x * sigmoid(x); }
 // The same of each.
 template <u32 count>
@@ -367,7 +385,7 @@ DEV void silu_of_all(float (&x)[count]) {
   float below[count], inverse[count];
   bool is_right = true;
 #pragma unroll
-  for (u32 i = 0; i < count; i++) below[i] = 1.0f + expf(-x[i]), inverse[i] = quick_inverse(below[i], is_right);
+  for (u32 i = 0; i < count; i++) below[i] = 1.0f + exp_of(-x[i]), inverse[i] = quick_inverse(below[i], is_right);
   if (!is_right) {
 #pragma unroll
     for (u32 i = 0; i < count; i++) inverse[i] = 1.0f / below[i];

@@ -19,6 +19,8 @@ struct Ops {
   OpArguments arguments(const char* op) const { return {*backend, op}; }
 };
 
+// Experts.
+void register_expert_ops(Class<Ops>& ops);
 // Attention, and what the delta-net is made of.
 void register_mixer_ops(Class<Ops>& ops);
 // What attention sees where an index selects it.

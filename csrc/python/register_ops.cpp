@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "core/error.h"
 #include "core/thread_pool.h"
@@ -200,111 +199,6 @@ py::list matmul(const Ops& ops, const std::vector<std::tuple<Array, py::object, 
   return results;
 }
 
-using StoredExperts = std::vector<std::tuple<py::object, py::object, py::object>>;
-
-// Each expert is (gate, up, down). They are put in slots.
-std::vector<ExpertMatrices> experts_of(OpArguments& a, const StoredExperts& experts, int64_t hidden,
-                                       int64_t intermediate) {
-  std::vector<ExpertMatrices> matrices;
-  for (const auto& [gate, up, down] : experts) {
-    const ExpertMatrices expert{a.matrix("gate", gate), a.matrix("up", up), a.matrix("down", down)};
-    for (const Matrix* each : {&expert.gate, &expert.up})
-      a.require(each->rows == intermediate && each->columns == hidden, "gate or up",
-                concat(intermediate, " rows of ", hidden), each->rows);
-    a.require(expert.down.rows == hidden && expert.down.columns == intermediate, "down",
-              concat(hidden, " rows of ", intermediate), expert.down.rows);
-    matrices.push_back(expert);
-  }
-  return a.in_slots("experts", std::move(matrices));
-}
-
-// Biases of `count` experts: gate, up and down, or none. `clamped`: alpha and limit, or none.
-using Biases = std::optional<std::tuple<Array, Array, Array>>;
-using Clamped = std::optional<std::pair<float, float>>;
-
-ExpertFlavour flavour_of(OpArguments& a, const Biases& biases, const Clamped& clamped, int64_t count, int64_t hidden,
-                         int64_t intermediate) {
-  ExpertFlavour flavour;
-  if (biases) {
-    const auto& [gate, up, down] = *biases;
-    flavour.gate_bias = a.floats("gate bias", gate, {count, intermediate});
-    flavour.up_bias = a.floats("up bias", up, {count, intermediate});
-    flavour.down_bias = a.floats("down bias", down, {count, hidden});
-  }
-  if (!clamped) return flavour;
-  std::tie(flavour.alpha, flavour.limit) = *clamped;
-  a.require(flavour.limit > 0, "clamped", "a limit above 0", static_cast<int64_t>(flavour.limit));
-  return flavour;
-}
-
-// Each job is the number of an expert and its pairs.
-py::object expert_ffn(const Ops& ops, const Array& x, const StoredExperts& experts,
-                      const std::vector<std::pair<int64_t, std::vector<int32_t>>>& jobs, int64_t k,
-                      int64_t intermediate, const Biases& biases, const Clamped& clamped, bool geglu) {
-  OpArguments a = ops.arguments("expert_ffn");
-  ExpertArgs args;
-  args.x = a.floats("x", x, {-1, -1});
-  const int64_t n = x.shape(0);
-  a.require(k > 0, "k", "at least 1", k);
-  args.rows = n;
-  args.hidden = x.shape(1);
-  args.intermediate = intermediate;
-  args.k = k;
-  const std::vector<ExpertMatrices> matrices = experts_of(a, experts, args.hidden, intermediate);
-  std::vector<ExpertJob> recorded;
-  std::vector<bool> taken(static_cast<size_t>(n * k));
-  for (const auto& [expert, places] : jobs) {
-    a.require(expert >= 0 && expert < static_cast<int64_t>(matrices.size()), "jobs", "the number of an expert", expert);
-    for (const int32_t place : places) {
-      a.require(place >= 0 && place < n * k, "jobs", concat("pairs 0 to ", n * k - 1), place);
-      // Two jobs with the same pair would write the same row.
-      a.require(!taken[static_cast<size_t>(place)], "jobs", "every pair in one job, once", place);
-      taken[static_cast<size_t>(place)] = true;
-    }
-    recorded.push_back(
-        {matrices[static_cast<size_t>(expert)], places.data(), static_cast<int64_t>(places.size()), expert});
-  }
-  args.flavour = flavour_of(a, biases, clamped, static_cast<int64_t>(matrices.size()), args.hidden, intermediate);
-  args.flavour.geglu = geglu;
-  args.jobs = recorded;
-  args.scratch = a.output(n * k * 2 * intermediate);
-  args.out = a.output(n * k * args.hidden);
-  a.run([&](Commands& commands) { commands.expert_ffn(args); });
-  return a.floats_of(args.out, {n * k, args.hidden});
-}
-
-py::object chosen_expert_ffn(const Ops& ops, const Array& x, const StoredExperts& experts, const Array& ids,
-                             int64_t intermediate, const Biases& biases, const Clamped& clamped, bool geglu) {
-  OpArguments a = ops.arguments("chosen_expert_ffn");
-  ChosenExpertArgs args;
-  args.x = a.floats("x", x, {-1, -1});
-  const int64_t n = x.shape(0);
-  args.hidden = x.shape(1);
-  args.intermediate = intermediate;
-  args.ids = a.ints("ids", ids, {n, -1});
-  args.k = ids.shape(1);
-  const std::vector<ExpertMatrices> matrices = experts_of(a, experts, args.hidden, intermediate);
-  a.require(!matrices.empty(), "experts", "at least 1", 0);
-  const auto count = static_cast<int64_t>(matrices.size());
-  args.flavour = flavour_of(a, biases, clamped, count, args.hidden, intermediate);
-  args.flavour.geglu = geglu;
-  args.experts = count;
-  args.slots = a.output(2 * count);
-  for (int64_t i = 0; i < count; ++i) {
-    const auto slot = static_cast<uint64_t>(matrices[static_cast<size_t>(i)].gate.weight.offset);
-    std::memcpy(a.values<std::byte>(args.slots) + i * 8, &slot, sizeof slot);
-    args.alignment = std::gcd(i == 0 ? 0 : args.alignment, matrices[static_cast<size_t>(i)].gate.weight.offset);
-  }
-  for (int64_t pair = 0; pair < n * args.k; ++pair)
-    a.require(a.values<int32_t>(args.ids)[pair] >= 0 && a.values<int32_t>(args.ids)[pair] < count, "ids",
-              concat("0 to ", count - 1), a.values<int32_t>(args.ids)[pair]);
-  args.first = matrices.front();
-  args.scratch = a.output(n * args.k * 2 * intermediate);
-  args.out = a.output(n * args.k * args.hidden);
-  a.run([&](Commands& commands) { commands.chosen_expert_ffn(args, n); });
-  return a.floats_of(args.out, {n * args.k, args.hidden});
-}
-
 // ---- Choosing -------------------------------------------------------------------------------------------------------
 
 // The arguments that both routers share. Without groups, both numbers of them are 0.
@@ -457,12 +351,6 @@ void register_ops(py::module_& m, Class<Testing>& testing) {
       .def("combine", &combine, py::arg("residual"), py::arg("outputs"), py::arg("weights"), py::arg("shared"),
            py::arg("shared_gate"))
       .def("matmul", &matmul, py::arg("products"))
-      .def("expert_ffn", &expert_ffn, py::arg("x"), py::arg("experts"), py::arg("jobs"), py::arg("k"),
-           py::arg("intermediate"), py::arg("biases") = py::none(), py::arg("clamped") = py::none(),
-           py::arg("geglu") = false)
-      .def("chosen_expert_ffn", &chosen_expert_ffn, py::arg("x"), py::arg("experts"), py::arg("ids"),
-           py::arg("intermediate"), py::arg("biases") = py::none(), py::arg("clamped") = py::none(),
-           py::arg("geglu") = false)
       .def("route_softmax", &route_softmax, py::arg("logits"), py::arg("k"), py::arg("groups"), py::arg("groups_kept"),
            py::arg("normalize"), py::arg("scaling"), py::arg("factors") = py::none())
       .def("route_grouped", &route_grouped, py::arg("logits"), py::arg("bias"), py::arg("k"), py::arg("groups"),
@@ -470,6 +358,7 @@ void register_ops(py::module_& m, Class<Testing>& testing) {
       .def("doubled", &doubled, py::arg("x"), py::arg("count"),
            "x doubled `count` times in one batch, how many of two waits threw an error, and the text of the last "
            "error.");
+  register_expert_ops(ops);
   register_mixer_ops(ops);
   register_selection_ops(ops);
   register_hyper_ops(ops);

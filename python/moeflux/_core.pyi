@@ -824,6 +824,21 @@ class Ops:
         """
         x doubled `count` times in one batch, how many of two waits threw an error, and the text of the last error.
         """
+    def digit_exp(self, x: numpy.typing.NDArray[typing.Any]) -> numpy.typing.NDArray[typing.Any]: ...
+    def digit_expert_ffn(
+        self,
+        x: numpy.typing.NDArray[typing.Any],
+        experts: collections.abc.Sequence[tuple[typing.Any, typing.Any, typing.Any]],
+        jobs: collections.abc.Sequence[tuple[int, collections.abc.Sequence[int]]],
+        k: int,
+        intermediate: int,
+        biases: tuple[
+            numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any]
+        ]
+        | None = None,
+        clamped: tuple[float, float] | None = None,
+        geglu: bool = False,
+    ) -> numpy.typing.NDArray[typing.Any]: ...
     def embed(self, table: typing.Any, ids: numpy.typing.NDArray[typing.Any]) -> numpy.typing.NDArray[typing.Any]: ...
     def expert_ffn(
         self,

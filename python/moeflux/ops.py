@@ -175,6 +175,25 @@ class Ops:
         pairs_of_jobs = [(e, list(pairs)) for e, pairs in jobs]
         return self._core.expert_ffn(x, list(experts), pairs_of_jobs, k, intermediate, biases, clamped, geglu)
 
+    def digit_expert_ffn(
+        self,
+        x: Array,
+        experts: Sequence[Expert],
+        jobs: Sequence[tuple[int, Sequence[int]]],
+        k: int,
+        biases: Biases | None = None,
+        clamped: tuple[float, float] | None = None,
+        geglu: bool = False,
+    ) -> Array:
+        """As `expert_ffn`, with the bits that the kernels of CUDA give. For the CPU, and affine formats and MXFP4."""
+        intermediate = len(experts[0][0].weight) if experts else 0
+        pairs_of_jobs = [(e, list(pairs)) for e, pairs in jobs]
+        return self._core.digit_expert_ffn(x, list(experts), pairs_of_jobs, k, intermediate, biases, clamped, geglu)
+
+    def digit_exp(self, x: Array) -> Array:
+        """e^x as the kernels of CUDA have it in sigmoid. x [n]. For the CPU."""
+        return self._core.digit_exp(x)
+
     def chosen_expert_ffn(
         self,
         x: Array,

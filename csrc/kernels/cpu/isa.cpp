@@ -22,11 +22,13 @@ extern const Kernels avx512_kernels;
 extern const Int16Kernels avx512_int16;
 extern const Kernels avx2_kernels;
 extern const Int16Kernels avx2_int16;
+extern const DigitKernels avx2_digits;
 #elif defined(__aarch64__)
 extern const Kernels neon_kernels;
 extern const Int16Kernels neon_int16;
 #endif
 extern const Kernels portable_kernels;
+extern const DigitKernels portable_digits;
 
 namespace {
 
@@ -89,6 +91,14 @@ const std::vector<Isa>& available_isas() {
   // Never destroyed: a thread may still compute while the process ends.
   static const std::vector<Isa>& isas = *new std::vector<Isa>(detect());
   return isas;
+}
+
+const DigitKernels& digit_kernels(const Isa& isa) {
+#if defined(__x86_64__)
+  if (isa.kernels != &portable_kernels) return avx2_digits;
+#endif
+  static_cast<void>(isa);
+  return portable_digits;
 }
 
 std::string missing_of_amx() {

@@ -7,6 +7,7 @@
 namespace moeflux::cpu {
 
 struct AttentionKernels;
+struct DigitKernels;
 struct Int16Kernels;
 struct Kernels;
 
@@ -17,6 +18,9 @@ struct Isa {
   const AttentionKernels* code_attention = nullptr;   // for tasks that fit; null where there is no VNNI
   const AttentionKernels* tiled_attention = nullptr;  // for tasks that fit; null where there are no tiles
 };
+
+// Products with the bits of the CUDA kernels, by the best that this instruction set has for them.
+const DigitKernels& digit_kernels(const Isa& isa);
 
 // The instruction sets that this build has and this machine can run, the best first. There is always one: "portable"
 // runs everywhere.

@@ -1,5 +1,6 @@
 """Compares the GPU of this machine with its CPU: it makes every kernel ready, runs every op on small numbers on both,
-then a whole model. This is the content of `moeflux doctor --metal` and `moeflux doctor --cuda`."""
+then a whole model. Experts on CUDA must have the bits that their definition has on the CPU. This is the content of
+`moeflux doctor --metal` and `moeflux doctor --cuda`."""
 
 from __future__ import annotations
 
@@ -86,14 +87,18 @@ def check_gpu(backend: Literal["metal", "cuda"], progress: Progress | None = Non
     device, facts = _core.metal_facts() if backend == "metal" else _core.cuda_facts()
     files = _core.metal_shader_files() if backend == "metal" else list(_core.cuda_kernel_files())
     ops, checks = list(cases(np.random.default_rng(1), backend)), []
-    with (progress or Silent()).task(backend, len(files) + 1 + len(ops) + 1, "checks") as task:
-        for check in _checks(backend, files, ops):
+    exact = list(exact_cases(np.random.default_rng(2), backend))
+    with (progress or Silent()).task(backend, len(files) + 1 + len(ops) + len(exact) + 1, "checks") as task:
+        for check in _checks(backend, files, ops, exact):
             checks.append(check)
             task.advance(1)
     return GpuReport(this_machine(), device, tuple(facts), tuple(checks))
 
 
-def _checks(backend: str, files: list[str], cases: list[tuple[str, Callable[[Ops], Any]]]) -> Iterator[Check]:
+Case = tuple[str, Callable[[Ops], Any]]
+
+
+def _checks(backend: str, files: list[str], cases: list[Case], exact: list[Case]) -> Iterator[Check]:
     compile = _compile_metal if backend == "metal" else _compile_cuda
     for file in files:
         yield _timed(f"compile {file}", partial(compile, file), times=1)
@@ -104,6 +109,8 @@ def _checks(backend: str, files: list[str], cases: list[tuple[str, Callable[[Ops
     gpu, cpu = Ops(backend), Ops("cpu", threads=1, exact=True)
     for name, run in cases:
         yield _compared(name, gpu, cpu, run)
+    for name, run in exact:
+        yield _compared(name, gpu, cpu, run, exactly=True)
     yield _timed("a whole model", partial(_whole_model, backend), times=1)
 
 
@@ -138,7 +145,7 @@ def _timed(name: str, run: Callable[[], str], times: int) -> Check:
     return Check(name, "", note, best)
 
 
-def _compared(name: str, gpu: Ops, cpu: Ops, run: Callable[[Ops], Any]) -> Check:
+def _compared(name: str, gpu: Ops, cpu: Ops, run: Callable[[Ops], Any], exactly: bool = False) -> Check:
     found: list[Any] = []
 
     def on_gpu() -> str:
@@ -151,7 +158,7 @@ def _compared(name: str, gpu: Ops, cpu: Ops, run: Callable[[Ops], Any]) -> Check
     error = max(map(_error, _arrays(found[0]), _arrays(run(cpu))))
     if any(_error(a, b) for again in found[1:] for a, b in zip(_arrays(again), _arrays(found[0]), strict=True)):
         return Check(name, "twice the same gave other bits", "", check.seconds)
-    if error > LARGEST_ERROR:
+    if error > (0 if exactly else LARGEST_ERROR):
         return Check(name, f"off by {error:.1e} of the largest number", "", check.seconds)
     return Check(name, "", f"off by {error:.0e}" if error else "bit-equal", check.seconds)
 
@@ -241,8 +248,10 @@ def _codes(rows: np.ndarray) -> np.ndarray:
     return np.concatenate([codes, scales[..., None].view(np.int8)], axis=-1)
 
 
-def _expert(rng: np.random.Generator, format: QuantFormat) -> tuple[_Matrix, _Matrix, _Matrix]:
-    hidden, wide = _whole(format, 96), _whole(format, 64)
+def _expert(
+    rng: np.random.Generator, format: QuantFormat, hidden: int = 96, wide: int = 64
+) -> tuple[_Matrix, _Matrix, _Matrix]:
+    hidden, wide = _whole(format, hidden), _whole(format, wide)
     gate, up, down = (_matrix(rng, format, *shape) for shape in ((wide, hidden), (wide, hidden), (hidden, wide)))
     return gate, up, down
 
@@ -269,7 +278,36 @@ def _listed(o: Ops, logits: Array) -> list[Array]:
     ]
 
 
-def cases(rng: np.random.Generator, backend: str) -> Iterator[tuple[str, Callable[[Ops], Any]]]:
+def exact_cases(rng: np.random.Generator, backend: str) -> Iterator[Case]:
+    """Experts whose bits CUDA shares with a definition that the CPU computes: one by one, and of a router's choice."""
+    if backend != "cuda":
+        return
+    for format in (
+        *(QuantFormat.affine(bits, 32) for bits in (2, 3, 5, 6)),
+        *(QuantFormat.affine(bits, 64) for bits in (4, 8)),
+        QuantFormat.affine(4, 128, "F16"),
+        QuantFormat.mxfp4(),
+    ):
+        experts = [_expert(rng, format, 256, 128) for _ in range(3)]
+        x = rng.standard_normal((5, 256), dtype=np.float32)
+        yield f"bits of experts {format}", partial(_same_experts, x=x, experts=experts)
+
+
+def _same_experts(ops: Ops, x: Array, experts: list[Any]) -> list[Array]:
+    """Every pair by itself, then pairs of an expert together, then one row's choice."""
+    together = [(2, [0, 2, 4, 6, 9]), (0, [1, 3, 5]), (1, [7, 8])]
+    if ops.isa:
+        found = ops.digit_expert_ffn(x, experts, together, 2)
+        return [found, found, found[:2]]
+    one_by_one = [(expert, [pair]) for expert, pairs in together for pair in pairs]
+    return [
+        ops.expert_ffn(x, experts, one_by_one, 2),
+        ops.expert_ffn(x, experts, together, 2),
+        ops.chosen_expert_ffn(x[:1], experts, np.array([[2, 0]], np.int32)),
+    ]
+
+
+def cases(rng: np.random.Generator, backend: str) -> Iterator[Case]:
     """Cases of awkward sizes: each op at least once, and matrices in every format. Metal alone has the older engine's
     attention in steps, and CUDA alone lists of logits."""
 
