@@ -9,9 +9,8 @@ std::string failure_of(Result result) { return concat("cuda: the GPU failed: ", 
 
 int64_t Flights::depart(std::shared_ptr<Event> end, std::shared_ptr<const void> kept) {
   const std::lock_guard lock(mutex_);
-  const int64_t number = flight_.depart();
-  under_way_.push_back({number, std::move(end), std::move(kept)});
-  return number;
+  under_way_.push_back({0, std::move(end), std::move(kept)});  // first, because only a batch that is here can arrive
+  return under_way_.back().number = flight_.depart();
 }
 
 std::shared_ptr<Event> Flights::end_of(int64_t number) {

@@ -96,8 +96,13 @@ std::optional<Graphs::Told> Graphs::tell(std::span<const Item> items, const Work
     graph->end();
     return std::nullopt;
   }
-  graph->items.assign(items.begin(), items.end());
-  graph->work.params = work.params;
+  try {
+    graph->items.assign(items.begin(), items.end());
+    graph->work.params = work.params;
+  } catch (...) {  // it has arguments that nobody knows
+    graph->end();
+    throw;
+  }
   graph->told = ++told_;
   return Told{graph, graph->told};
 }
