@@ -140,6 +140,17 @@ def test_a_folder_of_the_older_tools(folders: Path, tmp_path: Path) -> None:
             assert store.kind == "packed"
 
 
+def test_a_store_whose_conversion_has_not_ended_is_refused(folders: Path, tmp_path: Path) -> None:
+    """It may have all that a store of the older tools has. A whole one whose journal is still there is a store."""
+    unfinished = tmp_path / "packed.partial"
+    shutil.copytree(folders / "packed-qwen3_5_moe", unfinished)
+    (unfinished / "journal.jsonl").write_text("")
+    open_store(unfinished).close()
+    (unfinished / "moeflux.json").unlink()
+    with pytest.raises(FormatError, match=r"moeflux.json: expected .* of a conversion that has not ended"):
+        open_store(unfinished)
+
+
 def test_the_artifacts_and_root_layout(folders: Path, tmp_path: Path) -> None:
     source = folders / "packed-deepseek_v3"
     for part in ("artifacts", "root", "mlx"):

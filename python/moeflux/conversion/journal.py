@@ -14,10 +14,10 @@ from typing import Any
 
 from moeflux import files
 from moeflux.errors import FormatError, StateError
+from moeflux.stores.packed import JOURNAL
 
 __all__ = ["JOURNAL", "Journal", "check_binding", "read_lines"]
 
-JOURNAL = "journal.jsonl"
 MAX_BYTES = 1 << 30
 """A line of checksums for each matrix and each run of experts: hundreds of megabytes are of a model beyond reason."""
 

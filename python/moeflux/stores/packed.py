@@ -33,6 +33,7 @@ from moeflux.models.variants import Variant
 __all__ = [
     "DESCRIPTION",
     "EXPERTS_DIRECTORY",
+    "JOURNAL",
     "MANIFEST",
     "WEIGHTS",
     "DenseTensor",
@@ -47,6 +48,8 @@ __all__ = [
 WEIGHTS = "model_weights.bin"
 MANIFEST = "model_weights.json"
 DESCRIPTION = "moeflux.json"
+JOURNAL = "journal.jsonl"
+"""Of a conversion that has not ended, see moeflux.conversion.journal."""
 EXPERTS_DIRECTORY = "packed_experts"
 LAYOUT = "layout.json"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")

@@ -25,7 +25,7 @@ from moeflux.models.gguf_config import variant_of_gguf
 from moeflux.models.model_files import files_of
 from moeflux.models.variants import Variant
 from moeflux.stores.floats import decode, logarithms
-from moeflux.stores.packed import DESCRIPTION, MANIFEST, Description, read_description
+from moeflux.stores.packed import DESCRIPTION, JOURNAL, MANIFEST, Description, read_description
 from moeflux.stores.spans import SpanReader
 
 __all__ = ["Store", "StoredTensor", "is_packed", "is_store", "open_store"]
@@ -199,6 +199,11 @@ def _opened(folder: Path, experts: str | Path | None, experts_per_token: int | N
         return _store(folder, "packed", variant, directory, description)
     weights = next((f for f in (folder, folder / "artifacts") if files.exists(f / MANIFEST)), None)
     if weights is not None:
+        if files.exists(folder / JOURNAL):
+            raise FormatError(
+                f"{folder / DESCRIPTION}: expected in a store, found {JOURNAL} of a conversion that has not ended: "
+                f"convert again, which goes on from there"
+            )
         variant = _adjusted(_older_variant(folder, weights), experts_per_token)
         layers = files.expanded(experts) if experts else _older_experts(folder)
         return _store(folder, "packed", variant, _core.open_packed(weights, layers, variant.to_json()))
