@@ -53,6 +53,15 @@ const cpu::DigitKernels& digits_of(const Ops& ops) {
   return cpu::digit_kernels(cpu::choose_isa(ops.backend->isa()));
 }
 
+// What a job names, checked.
+const ExpertMatrices& expert_of(const OpArguments& a, const std::vector<ExpertMatrices>& matrices, int64_t expert) {
+  a.require(expert >= 0 && expert < static_cast<int64_t>(matrices.size()), "jobs", "the number of an expert", expert);
+  return matrices[static_cast<size_t>(expert)];
+}
+void require_pair(const OpArguments& a, int32_t pair, int64_t pairs) {
+  a.require(pair >= 0 && pair < pairs, "jobs", concat("pairs 0 to ", pairs - 1), pair);
+}
+
 // Each job is the number of an expert and its pairs.
 py::object expert_ffn(const Ops& ops, const Array& x, const StoredExperts& experts,
                       const std::vector<std::pair<int64_t, std::vector<int32_t>>>& jobs, int64_t k,
@@ -70,15 +79,14 @@ py::object expert_ffn(const Ops& ops, const Array& x, const StoredExperts& exper
   std::vector<ExpertJob> recorded;
   std::vector<bool> taken(static_cast<size_t>(n * k));
   for (const auto& [expert, places] : jobs) {
-    a.require(expert >= 0 && expert < static_cast<int64_t>(matrices.size()), "jobs", "the number of an expert", expert);
+    const ExpertMatrices& own = expert_of(a, matrices, expert);
     for (const int32_t place : places) {
-      a.require(place >= 0 && place < n * k, "jobs", concat("pairs 0 to ", n * k - 1), place);
+      require_pair(a, place, n * k);
       // Two jobs with the same pair would write the same row.
       a.require(!taken[static_cast<size_t>(place)], "jobs", "every pair in one job, once", place);
       taken[static_cast<size_t>(place)] = true;
     }
-    recorded.push_back(
-        {matrices[static_cast<size_t>(expert)], places.data(), static_cast<int64_t>(places.size()), expert});
+    recorded.push_back({own, places.data(), static_cast<int64_t>(places.size()), expert});
   }
   args.flavour = flavour_of(a, biases, clamped, static_cast<int64_t>(matrices.size()), args.hidden, intermediate);
   args.flavour.geglu = geglu;
@@ -102,18 +110,18 @@ py::object digit_expert_ffn(const Ops& ops, const Array& x, const StoredExperts&
   ExpertFlavour flavour = flavour_of(a, biases, clamped, static_cast<int64_t>(matrices.size()), hidden, intermediate);
   flavour.geglu = geglu;
   const View out = a.output(n * k * hidden);
-  for (const auto& [expert, pairs] : jobs)
+  for (const auto& [expert, pairs] : jobs) {
+    const ExpertMatrices& own = expert_of(a, matrices, expert);
+    a.require(HostExperts::takes(own), "experts", "affine formats or MXFP4 in all", 0);
+    std::vector<std::byte> room(static_cast<size_t>(HostExperts::room_bytes(own, 1)));
     for (const int32_t pair : pairs) {
-      a.require(expert >= 0 && expert < static_cast<int64_t>(matrices.size()), "jobs", "the number of an expert",
-                expert);
-      a.require(pair >= 0 && pair < n * k, "jobs", concat("pairs 0 to ", n * k - 1), pair);
-      const HostExpert one = {matrices[static_cast<size_t>(expert)], expert, a.values<float>(out) + pair * hidden};
-      a.require(HostExperts::takes(one.matrices), "experts", "affine formats or MXFP4 in all", 0);
-      std::vector<std::byte> room(static_cast<size_t>(HostExperts::room_bytes(one.matrices, 1)));
+      require_pair(a, pair, n * k);
+      const HostExpert one = {own, expert, a.values<float>(out) + pair * hidden};
       const Released release;
       HostExperts(kernels).run(std::span(&one, 1), rows + pair / k * hidden, flavour, room.data(),
                                [&](int64_t units, const auto& body) { ops.backend->parallel(units, body); });
     }
+  }
   return a.floats_of(out, {n * k, hidden});
 }
 

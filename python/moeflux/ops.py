@@ -42,6 +42,17 @@ Biases = tuple[Array, Array, Array]
 """Of all experts: gate [experts, m], up [experts, m], down [experts, h]"""
 
 
+def _inner(experts: Sequence[Expert]) -> int:
+    """Rows of gate and of up."""
+    return len(experts[0][0].weight) if experts else 0
+
+
+def _listed(
+    experts: Sequence[Expert], jobs: Sequence[tuple[int, Sequence[int]]]
+) -> tuple[list[Expert], list[tuple[int, list[int]]]]:
+    return list(experts), [(e, list(pairs)) for e, pairs in jobs]
+
+
 def isas() -> list[str]:
     """The instruction sets whose kernels run on this machine, the best first."""
     return _core.isas()
@@ -171,9 +182,7 @@ class Ops:
         """x [n, h]. A job is the index of an expert and the pairs (token * k + place) that go through it. With
         `clamped`, alpha and limit, gate and up meet in clamped_swiglu, with `geglu` in that.
         -> [n * k, h], zero for pairs that no job has"""
-        intermediate = len(experts[0][0].weight) if experts else 0
-        pairs_of_jobs = [(e, list(pairs)) for e, pairs in jobs]
-        return self._core.expert_ffn(x, list(experts), pairs_of_jobs, k, intermediate, biases, clamped, geglu)
+        return self._core.expert_ffn(x, *_listed(experts, jobs), k, _inner(experts), biases, clamped, geglu)
 
     def digit_expert_ffn(
         self,
@@ -186,9 +195,7 @@ class Ops:
         geglu: bool = False,
     ) -> Array:
         """As `expert_ffn`, with the bits that the kernels of CUDA give. For the CPU, and affine formats and MXFP4."""
-        intermediate = len(experts[0][0].weight) if experts else 0
-        pairs_of_jobs = [(e, list(pairs)) for e, pairs in jobs]
-        return self._core.digit_expert_ffn(x, list(experts), pairs_of_jobs, k, intermediate, biases, clamped, geglu)
+        return self._core.digit_expert_ffn(x, *_listed(experts, jobs), k, _inner(experts), biases, clamped, geglu)
 
     def digit_exp(self, x: Array) -> Array:
         """e^x as the kernels of CUDA have it in sigmoid. x [n]. For the CPU."""
@@ -204,8 +211,7 @@ class Ops:
         geglu: bool = False,
     ) -> Array:
         """x [n, h], ids int32 [n, k]: of experts of one shape and format -> [n * k, h]"""
-        intermediate = len(experts[0][0].weight) if experts else 0
-        return self._core.chosen_expert_ffn(x, list(experts), ids, intermediate, biases, clamped, geglu)
+        return self._core.chosen_expert_ffn(x, list(experts), ids, _inner(experts), biases, clamped, geglu)
 
     # ---- Attention and delta net --------------------------------------------------------------------------------
 
