@@ -65,7 +65,8 @@ void report(const char* kernel, bool good, double error) {
   ++checks;
   if (good) return;
   ++failures;
-  printf("%s: NEON and portable are %g apart\n", kernel, error);
+  printf("%s: NEON and portable are %d billionths apart\n", kernel,
+         error < 2 ? static_cast<int>(error * 1e9) : 2'000'000'000);
 }
 
 [[maybe_unused]] void near(const char* kernel, const float* const (&found)[2], int64_t count, double tolerance = 4e-6) {
