@@ -8,6 +8,7 @@
 // One block does so for all that a query sees, or each chunk or span has a block, and the merge adds them in that
 // order.
 #include "attention.h"
+#include "kept_digits.h"
 
 constexpr u32 chunk_of_warp = attention_chunk / product_warps;  // keys
 static_assert(attention_threads == attention_queries * lanes, "a warp a query");
@@ -333,7 +334,8 @@ DEV float highest_so_far(float score, u32 segment) {
 // The parts of each query, in their order. What they are multiplied by depends on the highest scores alone, so lanes
 // find it together, and only the totals are added one after the other. Grid of blocks: merge_numbers of the values of
 // each head, rows, sessions.
-DEV void merge_parts(const AttentionParams& params) {
+DEV void merge_parts(const MergeParams& all) {
+  const AttentionParams& params = all.attention;
   extern __shared__ float shared[];
   __shared__ float4 more[merge_parts_together][merge_numbers / 4];
   __shared__ float totals[merge_threads / lanes][2][lanes];
@@ -464,7 +466,14 @@ DEV void merge_parts(const AttentionParams& params) {
       value = joined(value, sum, span_before[span], span_after[span]);
     }
   }
-  if (threadIdx.x < numbers) params.out[u64(query) * params.dim + i] = value * sink_before / whole * gate;
+  value = value * sink_before / whole * gate;
+  if (threadIdx.x < numbers) params.out[u64(query) * params.dim + i] = value;
+  if (!all.to.digits) return;
+  float* made = reinterpret_cast<float*>(more);
+  __syncthreads();  // nobody reads values of parts any more
+  if (threadIdx.x < numbers) made[threadIdx.x] = value;
+  __syncthreads();
+  if (warp_of() == 0) keep_group(all.to, params.heads * params.dim, row, head * params.dim + begin_of_slice, made);
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
@@ -474,7 +483,7 @@ DEV void merge_parts(const AttentionParams& params) {
   ATTENTION_KERNEL(attention_##type##_##slots, (attention<T, slots>))                     \
   ATTENTION_KERNEL(attention_chunks_##type##_##slots, (attention_parts<T, slots, false>)) \
   ATTENTION_KERNEL(attention_spans_##type##_##slots, (attention_parts<T, slots, true>))
-KERNEL(attention_merge, AttentionParams, (merge_threads), merge_parts)
+KERNEL(attention_merge, MergeParams, (merge_threads), merge_parts)
 ATTENTION_KERNELS(f32, float, 1)
 ATTENTION_KERNELS(f32, float, 2)
 ATTENTION_KERNELS(bf16, u16, 1)

@@ -20,3 +20,14 @@ DEV void keep_digits(const DigitRoom& to, u32 columns, u32 row, u32 index, const
   if (place.lane == 0 && place.step % copied_steps == 0)
     to.groups[(u64(fragment) * (steps / copied_steps) + place.step / copied_steps) * fragment_rows + own] = group;
 }
+
+// Those of a group of a row, whose numbers are given, from column `begin` on. By a warp.
+DEV void keep_group(const DigitRoom& to, u32 columns, u32 row, u32 begin, const float* numbers) {
+  constexpr u32 packs = copied_steps * step_columns / pack;
+  const u32 index = lane_of() % packs;
+  float own[pack];
+  pack_of_x(numbers, index * pack, packs * pack, own);
+  DigitGroup group;
+  const Digits made = digits_of(own, copied_steps, group);
+  if (lane_of() < packs) keep_digits(to, columns, row, begin / pack + index, made, group);
+}

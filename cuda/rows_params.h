@@ -59,6 +59,12 @@ struct GatedDigitsParams {
   uint32_t nothing;
 };
 
+// The merge of parts, and the digits of what comes of it, if these are wanted: merge_numbers are a group.
+struct MergeParams {
+  AttentionParams attention;
+  DigitRoom to;
+};
+
 // A convolution of four taps of one row of each of some sessions, and what comes of it: norms of queries and of keys,
 // which are the first heads and the next ones. And the gates.
 struct DeltaInputsParams {

@@ -180,7 +180,7 @@ bool CudaCommands::are_spans(const AttentionOutput& output, int64_t sessions, ui
          sessions * output.tiles * params.kv_heads * (part_count / span_chunks) >= chip.multiprocessors;
 }
 
-void CudaCommands::launch_attention(const AttentionOutput& output) {
+void CudaCommands::launch_attention(const AttentionOutput& output, const DigitRoom& to) {
   AttentionParams params = output.params;
   params.sessions = list_of(output.sessions);
   const auto sessions = static_cast<uint32_t>(output.sessions.size());
@@ -214,7 +214,7 @@ void CudaCommands::launch_attention(const AttentionOutput& output) {
   const int64_t count = params.part_count;
   const int64_t spans = count / (span_chunks / params.part_chunks) + 2;
   launch("attention_merge", {params.heads * divide_up(params.dim, merge_numbers), params.n, sessions}, merge_threads,
-         params, static_cast<uint32_t>((2 * count + 4 * spans) * 4));
+         MergeParams{params, to}, static_cast<uint32_t>((2 * count + 4 * spans) * 4));
 }
 
 // ---- Delta net ------------------------------------------------------------------------------------------------------

@@ -206,8 +206,21 @@ class CudaCommands : public Commands {
     std::vector<float*> states{};
     std::optional<HeadParams> heads{};
   };
+  // One or more rows, each of another session.
+  struct AttentionOutput {
+    std::string kind;
+    AttentionParams params;
+    uint32_t tiles;
+    bool has_large_tiles;  // of many rows
+    uint32_t row_bytes;    // of shared memory where that has the keys and values of one row's parts; else 0
+    std::vector<const CachedRows*> sessions;
+    bool has_latents = false;  // keys and values at once, and tiles of many heads
+
+    // Whether a merge makes whole groups of what products multiply.
+    bool makes_groups() const { return !has_large_tiles && params.part_count > 0 && params.dim % merge_numbers == 0; }
+  };
   // What makes rows of x with their digits; if nothing does, x is there.
-  using RowsSource = std::variant<std::monostate, RowsNorm, RowsHeads, RowsGated, DeltaStep>;
+  using RowsSource = std::variant<std::monostate, RowsNorm, RowsHeads, RowsGated, DeltaStep, AttentionOutput>;
   // Products of some rows.
   struct RowsProduct {
     RowsParams params;
@@ -229,15 +242,6 @@ class CudaCommands : public Commands {
     uint32_t batch;
   };
   // One or more rows, each of another session; so are those below.
-  struct AttentionOutput {
-    std::string kind;
-    AttentionParams params;
-    uint32_t tiles;
-    bool has_large_tiles;  // of many rows
-    uint32_t row_bytes;    // of shared memory where that has the keys and values of one row's parts; else 0
-    std::vector<const CachedRows*> sessions;
-    bool has_latents = false;  // keys and values at once, and tiles of many heads
-  };
   struct Appended {
     std::string kernel;
     AppendParams params;
@@ -395,7 +399,8 @@ class CudaCommands : public Commands {
   bool takes_convolution(const ConvParams& params);
   bool takes_delta(const std::string& kernel, const DeltaParams& params);
   bool are_spans(const AttentionOutput& output, int64_t sessions, uint32_t part_count) const;
-  void launch_attention(const AttentionOutput& output);
+  // With the digits of what comes of it, if there is room for them.
+  void launch_attention(const AttentionOutput& output, const DigitRoom& to = {});
   void launch_digits(const DigitsParams& params, int64_t fragments, uint32_t count);
   bool takes_copy(const WordsPlaces& places, int64_t bytes);
   void launch_copies(const Copies& copies);

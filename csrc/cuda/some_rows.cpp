@@ -121,6 +121,11 @@ CudaCommands::RowsSource CudaCommands::take_source(const float* x, int64_t n, ui
            gated->params.count == static_cast<uint64_t>(n) * columns && stride == columns && is_aligned(x) &&
            is_aligned(gated->params.up))
     source = *gated;
+  else if (const auto* output = std::get_if<AttentionOutput>(&waiting_);
+           output && output->params.out == x && int64_t{output->params.n} * std::ssize(output->sessions) == n &&
+           n <= int64_t{many_rows} && output->params.heads * output->params.dim == columns && stride == columns &&
+           output->makes_groups())
+    source = *output;
   if (source.index() > 0) waiting_ = std::monostate();
   return source;
 }
@@ -151,6 +156,8 @@ void CudaCommands::make_digits(const MadeDigits& wanted, const RowsSource& sourc
   } else if (const auto* gated = std::get_if<RowsGated>(&source)) {
     launch("gated_digits", {divide_up(params.columns, row_threads * pack), params.n}, row_threads,
            GatedDigitsParams{to, gated->params.gate, gated->params.up, params.columns, 0});
+  } else if (const auto* output = std::get_if<AttentionOutput>(&source)) {
+    launch_attention(*output, to);
   } else {
     finish();
     if (made_ && made_->fragments == wanted.fragments && made_->batch == wanted.batch &&
