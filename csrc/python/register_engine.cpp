@@ -22,6 +22,7 @@
 #include "moeflux.h"
 #include "python/bindings.h"
 #include "python/cancel.h"
+#include "python/plain_step.h"
 #include "python/state_pieces.h"
 #include "python/store_object.h"
 
@@ -460,6 +461,8 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
            "the logits of all tokens, or, without the last layer, for hidden rows; `hidden` are those of the layer "
            "before, if there is one. Returns (the serial of its logits, what is wrong with it) for each session.");
 
+  define_plain_step(engines, session);
+
   session.def_property_readonly("position", &Session::position)
       .def_property_readonly("max_context", &Session::max_context)
       .def_property_readonly("layers", &layers_of<Session>, "Those of its engine.")
@@ -473,7 +476,6 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
            "Whether a call before has evaluated this token as the next one.")
       .def_property_readonly("logits_serial", &Session::logits_serial)
       .def("logits", &logits, py::arg("out"), py::arg("vocab"))
-      .def("argmax", &Session::argmax, release())
       .def("top_k", &likeliest, py::arg("k"))
       .def("clear", &Session::clear, release())
       .def("fork", &Session::fork, py::arg("position") = py::none(), release())

@@ -820,10 +820,6 @@ class Ops:
         dt_bias: numpy.typing.NDArray[typing.Any],
     ) -> tuple[numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any]]: ...
     def describe(self) -> str: ...
-    def doubled(self, x: numpy.typing.NDArray[typing.Any], count: int) -> tuple[typing.Any, ...]:
-        """
-        x doubled `count` times in one batch, how many of two waits threw an error, and the text of the last error.
-        """
     def digit_exp(self, x: numpy.typing.NDArray[typing.Any]) -> numpy.typing.NDArray[typing.Any]: ...
     def digit_expert_ffn(
         self,
@@ -839,6 +835,10 @@ class Ops:
         clamped: tuple[float, float] | None = None,
         geglu: bool = False,
     ) -> numpy.typing.NDArray[typing.Any]: ...
+    def doubled(self, x: numpy.typing.NDArray[typing.Any], count: int) -> tuple[typing.Any, ...]:
+        """
+        x doubled `count` times in one batch, how many of two waits threw an error, and the text of the last error.
+        """
     def embed(self, table: typing.Any, ids: numpy.typing.NDArray[typing.Any]) -> numpy.typing.NDArray[typing.Any]: ...
     def expert_ffn(
         self,
@@ -1205,7 +1205,10 @@ class Session:
     """
     One timeline of tokens. See moeflux.Session.
     """
-    def argmax(self) -> int: ...
+    def argmax(self, serial: int | None = None) -> int:
+        """
+        The likeliest token. With `serial`, StateError if these are not the logits of that.
+        """
     def checkpoint(self) -> None: ...
     def clear(self) -> None: ...
     def fill_state(
@@ -1331,6 +1334,10 @@ class Engine:
     ) -> list[tuple[int, str]]:
         """
         Evaluates (session, tokens, out, hidden) together, where a single token may be an int: `out` is room for the logits of all tokens, or, without the last layer, for hidden rows; `hidden` are those of the layer before, if there is one. Returns (the serial of its logits, what is wrong with it) for each session.
+        """
+    def evaluate_step(self, work: typing.Any, kind: type, cancel: Cancel | None = None) -> list[int] | None:
+        """
+        As `evaluate` of [(session, [token]), ...] with sessions of Python, which are of this class: returns the serials of their logits. None if the work is anything else.
         """
     def session(self, max_context: int = 0, kv_dtype: str = "f32", max_checkpoints: int = 4) -> Session: ...
     def take_op_times(self) -> list[OpTime]: ...

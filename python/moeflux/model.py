@@ -29,7 +29,7 @@ from moeflux.runtime.options import LoadOptions, resolved, whole_number, words_o
 from moeflux.runtime.plan import DEFAULT_CONTEXT, LOADED, make_plan, price, pricing
 from moeflux.runtime.plan_table import ENGINE_PARTS, SESSION_PARTS, Plan
 from moeflux.runtime.recording import Activations, Counting, Recording
-from moeflux.runtime.tokens import Tokens, is_token, token_array
+from moeflux.runtime.tokens import Tokens, token_array
 from moeflux.session import Session
 from moeflux.sizes import size_text
 from moeflux.stores.store import Store, open_store
@@ -176,9 +176,8 @@ class Model:
         if logits not in ("last", "all", "none"):
             raise ArgumentError(f'logits: expected "last", "all" or "none", found {logits!r:.40}')
         vocab = self.variant.vocab_size
-        if logits == "last" and (step := _step_of(work)) is not None:
-            serials = self._evaluate([(core, token, None, None) for _, core, token in step], True, cancel)
-            return [session._logits(serial) for (session, _, _), serial in zip(step, serials, strict=True)]
+        if logits == "last" and (made := self._evaluate_step(work, cancel)) is not None:
+            return made
         with refusals("evaluate"):
             checked = [_checked(place, each) for place, each in enumerate(work)]
         rows = sum(len(each.ids) for each in checked) if logits == "all" else 0
@@ -206,6 +205,24 @@ class Model:
             raise StateError("evaluate_hidden: expected a model without the last layer, found one that has logits")
         self._evaluate(_with_room(checked, every), False, cancel)
         return every
+
+    def _evaluate_step(self, work: Work, cancel: Cancel | None) -> list[Logits] | None:
+        """If each session has one token, as in a list of (session, [token]). The device waits for all that is done here
+        for each of them."""
+        engine = self._open
+        if engine is None:  # it is said elsewhere which session is closed
+            return None
+        try:  # no `with`: it would take microseconds
+            serials = engine.evaluate_step(work, Session, cancel)
+        except BudgetError as error:
+            price(error, self._plan)
+            raise
+        if serials is None:
+            return None
+        vocab = self.variant.vocab_size
+        made = [Logits(piece[0], vocab, serial) for piece, serial in zip(work, serials, strict=True)]
+        self._notes.note(made[0]._session._core)
+        return made
 
     def _evaluate(self, pieces: Sequence[_Given], logits: bool, cancel: Cancel | None) -> list[int]:
         """Returns the serials of the sessions' logits."""
@@ -427,25 +444,6 @@ _Given = tuple[_core.Session, "np.ndarray | int", "np.ndarray | None", "np.ndarr
 def _with_room(checked: Sequence[_Piece], every: Sequence[np.ndarray]) -> list[_Given]:
     """With `every`, if that has a place for each."""
     return [(each.core, each.ids, every[place] if every else None, each.hidden) for place, each in enumerate(checked)]
-
-
-def _step_of(work: Work) -> list[tuple[Session, _core.Session, int]] | None:
-    """The sessions, their cores and tokens if each has one token, as in a list of (session, [token]). Then there is
-    nothing to refuse or to convert, which would take microseconds of each step for each session."""
-    if type(work) is not list:
-        return None
-    step = []
-    for piece in work:
-        if type(piece) is not tuple or len(piece) != 2:
-            return None
-        session, tokens = piece
-        if type(session) is not Session or type(tokens) is not list or len(tokens) != 1 or not is_token(tokens[0]):
-            return None
-        core = session._open
-        if core is None:
-            return None
-        step.append((session, core, tokens[0]))
-    return step or None
 
 
 def _checked(place: int, piece: object) -> _Piece:

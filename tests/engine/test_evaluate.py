@@ -217,6 +217,47 @@ def test_what_cannot_be_evaluated(folder: Folder) -> None:
         model.evaluate([(good, [3])])
 
 
+def test_a_plain_step_has_a_short_way(folder: Folder) -> None:
+    """It gives what the long way gives, and takes nothing else."""
+    model = load_faulty(folder("qwen3_moe"))
+    one, two = model.session(max_context=8), model.session(max_context=8)
+
+    class Other(moeflux.Session):
+        pass
+
+    def way(work: object) -> list[int] | None:
+        serials: list[int] | None = model._engine.evaluate_step(work, moeflux.Session, None)
+        return serials
+
+    others: list[object] = [
+        [],
+        ((one, [1]),),
+        [(one, (1,))],
+        [(one, [1, 2])],
+        [(one, [True])],
+        [(one, [1.0])],
+        [(one, [-1])],
+    ]
+    others += [[(one, [1 << 31])], [[one, [1]]], [(one, [1], None)], [(one, 1)], [(None, [1])], [(one._core, [1])]]
+    closed = model.session(max_context=8)
+    closed.close()
+    other = model.session(max_context=8)
+    other.__class__ = Other
+    for work in [*others, [(one, [1]), (closed, [1])], [(one, [1]), (other, [1])]]:
+        assert way(work) is None
+    assert (one.position, two.position) == (0, 0)
+    assert way([(one, [1]), (two, [2])]) == [one._core.logits_serial, two._core.logits_serial]
+    short = model.evaluate([(one, [3]), (two, [4])])
+    found = [(row.argmax(), row.numpy()) for row in short]
+    for session, tokens_ in ((one, [1, 3]), (two, [2, 4])):
+        session.clear()
+        session.prefill(tokens_[:1])
+    for (best, row), again in zip(found, model.evaluate([(one, (3,)), (two, (4,))]), strict=True):
+        assert np.array_equal(row, again.numpy()) and best == again.argmax()
+    with pytest.raises(StateError, match="used before the session evaluates again, found used after"):
+        short[0].argmax()
+
+
 @pytest.mark.parametrize("apart", (False, True))
 @pytest.mark.parametrize("name", NAMES)
 def test_an_empty_pool(folder: Folder, alone: Expect, name: str, apart: bool) -> None:

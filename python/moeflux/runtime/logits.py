@@ -37,7 +37,7 @@ class Logits:
         self.serial = session._core.logits_serial if serial is None else serial
 
     def argmax(self) -> int:
-        return self._read(lambda core: core.argmax())
+        return self._session._core.argmax(self.serial)
 
     def top_k(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The ids and values of the k best, best first; the lower id wins a tie."""
