@@ -30,6 +30,21 @@ DEV void matmul_few(const ProductParams& params) {
       [] { wait_for_previous(); }, out);
 }
 
+// Asks the L2 cache for all of a warp's tile, but for a few bytes of its scales that are no sixteen. What a warp loads
+// ahead of its products is too little to wait for memory.
+template <u32 bits>
+DEV void ask_for_tile(const OutputPlace& at, u64 row, const Storage& stored) {
+  const auto ask = [](const u8* from, u32 bytes) {
+    const u64 first = reinterpret_cast<u64>(from) / 16 * 16;
+    if (bytes >= 16) prefetch_bytes(reinterpret_cast<const u8*>(first), bytes / 16 * 16);
+  };
+  const u32 rows = min(tile_rows, at.rows - at.row);
+  const u32 row_bytes = stored.columns / 8 * bits, scale_bytes = stored.groups() * u32(sizeof(u16));
+  ask(at.matrix.codes + row * row_bytes, rows * row_bytes);
+  ask(at.matrix.scales + row * scale_bytes, rows * scale_bytes);
+  ask(at.matrix.biases + row * scale_bytes, rows * scale_bytes);
+}
+
 // A warp a tile. Grid of blocks: as many tiles of rows as a block has warps, blocks of rows of x, the products of a
 // batch.
 template <u32 bits, u32 steps, u32 fragments>
@@ -45,6 +60,8 @@ DEV void matmul_many(const ProductParams& params) {
   TwoRows<bits> rows;
   rows.set(0, stored, at.matrix, above + min(at.row + g, at.rows - 1));
   rows.set(1, stored, at.matrix, above + min(at.row + g + 8, at.rows - 1));
+  if (is_whole<bits, steps>() && blockIdx.y == 0 && at.row < at.rows && lane_of() == 0)
+    ask_for_tile<bits>(at, above + at.row, stored);
   ManySums<fragments> totals;
   outputs_of_many<bits, steps, fragments, is_whole<bits, steps>()>(
       stored, x, space, rows, [] { wait_for_previous(); }, totals);
