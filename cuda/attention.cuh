@@ -339,7 +339,7 @@ DEV void merge_parts(const MergeParams& all) {
   extern __shared__ float shared[];
   __shared__ float4 more[merge_parts_together][merge_numbers / 4];
   __shared__ float totals[merge_threads / lanes][2][lanes];
-  __shared__ float whole, sink_before;
+  __shared__ float highest_of_warp[merge_threads / lanes], whole, sink_before;
   let_next_come();
   const u32 part_rows = params.part_chunks * attention_chunk, of_span = span_chunks / params.part_chunks;
   const CachedRows* rows = params.sessions ? params.sessions[blockIdx.z] : params.rows;
@@ -347,10 +347,9 @@ DEV void merge_parts(const MergeParams& all) {
             begin = params.window && end > params.window ? end - params.window : 0;
   const u32 first = begin / part_rows, last = (end - 1) / part_rows, count = last - first + 1;
   const u32 first_span = first / of_span, spans = last / of_span - first_span + 1, skipped = first & (of_span - 1);
-  // Of each part first its highest score and its total, then what it is multiplied by within its span.
-  float *before = shared, *after = before + count;
-  float *span_before = after + count, *span_after = span_before + spans;
-  float *span_highest = span_after + spans, *span_total = span_highest + spans;
+  // Of each part first its highest score and its total. Then what sums before it are multiplied by, and what it is.
+  float2 *of_part = reinterpret_cast<float2*>(shared), *of_spans = of_part + count;
+  float *span_highest = reinterpret_cast<float*>(of_spans + spans), *span_total = span_highest + spans;
   const u32 slices = gridDim.x / params.heads, head = blockIdx.x / slices, lane = lane_of();
   const u32 begin_of_slice = blockIdx.x % slices * merge_numbers, i = begin_of_slice + threadIdx.x;
   const u32 numbers = min(merge_numbers, params.dim - begin_of_slice), query = row * params.heads + head;
@@ -380,8 +379,8 @@ DEV void merge_parts(const MergeParams& all) {
   wait_for_previous();  // lists were there before
 #pragma unroll 1
   for (u32 j = threadIdx.x; j < count; j += merge_threads) {
-    copy_4(before + j, parts.highest + u64(j) * 2);
-    copy_4(after + j, parts.total + u64(j) * 2);
+    copy_4(&of_part[j].x, parts.highest + u64(j) * 2);
+    copy_4(&of_part[j].y, parts.total + u64(j) * 2);
   }
   end_of_copies();
   bring(0);
@@ -393,12 +392,11 @@ DEV void merge_parts(const MergeParams& all) {
   for (u32 base = warp_of() * lanes; base < skipped + count; base += merge_threads) {
     const u32 part = base + lane - skipped, span = (base + lane) / of_span;
     const bool is_there = base + lane >= skipped && part < count;
-    const float own = is_there ? before[part] : lowest;
-    const float own_total = is_there ? after[part] : 0.0f;
+    const auto [own, own_total] = is_there ? of_part[part] : float2{lowest, 0.0f};
     const float now = highest_so_far(own, of_span), so_far = __shfl_sync(everyone, now, max(lane, 1u) - 1);
     const float by_before = is_there ? expf((lane & (of_span - 1) ? so_far : lowest) - now) : 1.0f;
     const float by_after = expf(own - now);
-    if (is_there) before[part] = by_before, after[part] = by_after;
+    if (is_there) of_part[part] = {by_before, by_after};
     const float highest = __shfl_sync(everyone, now, lane | (of_span - 1));
     __syncwarp();
     totals[warp_of()][0][lane] = by_before, totals[warp_of()][1][lane] = own_total * by_after;
@@ -410,29 +408,32 @@ DEV void merge_parts(const MergeParams& all) {
     span_highest[span] = highest, span_total[span] = sum;
   }
   __syncthreads();
-  if (warp_of() == 0) {
-    float so_far = lowest;
+  float so_far = lowest;  // the highest score of the spans of rounds before
 #pragma unroll 1
-    for (u32 base = 0; base < spans; base += lanes) {
-      const u32 span = min(base + lane, spans - 1);  // behind the last it is the last again
-      const float own = span_highest[span], now = fmaxf(highest_so_far(own, lanes), so_far);
-      const float previous = __shfl_sync(everyone, now, max(lane, 1u) - 1);
-      if (base + lane < spans) {
-        span_before[span] = expf((lane == 0 ? so_far : previous) - now);
-        span_after[span] = expf(own - now);
-        span_total[span] *= span_after[span];
-      }
-      so_far = __shfl_sync(everyone, now, lanes - 1);
+  for (u32 base = 0; base < spans; base += merge_threads) {
+    const u32 span = base + threadIdx.x;
+    const float own = span < spans ? span_highest[span] : lowest, of_lanes = highest_so_far(own, lanes);
+    if (lane == lanes - 1) highest_of_warp[warp_of()] = of_lanes;
+    __syncthreads();
+    float of_warps = so_far;
+#pragma unroll
+    for (u32 w = 0; w < merge_threads / lanes; w++) {
+      if (w < warp_of()) of_warps = fmaxf(of_warps, highest_of_warp[w]);
+      so_far = fmaxf(so_far, highest_of_warp[w]);
     }
-    __syncwarp();
-    if (lane == 0) {
-      float sum = 0.0f;
+    const float of_lanes_before = __shfl_sync(everyone, of_lanes, max(lane, 1u) - 1);
+    const float previous = lane == 0 ? of_warps : fmaxf(of_warps, of_lanes_before), now = fmaxf(of_warps, of_lanes);
+    if (span < spans) of_spans[span] = {expf(previous - now), expf(own - now)};
+    __syncthreads();
+  }
+  // Totals are added while threads before these add up values.
+  if (threadIdx.x == merge_threads - 1) {
+    float sum = 0.0f;
 #pragma unroll 8
-      for (u32 span = 0; span < spans; span++) sum = fmaf(sum, span_before[span], span_total[span]);
-      Joint sink = {1.0f, 0.0f};
-      if (params.sinks) sink = join(so_far, sum, params.sinks[head], 1.0f);
-      sink_before = sink.before, whole = sum;
-    }
+    for (u32 span = 0; span < spans; span++) sum = fmaf(sum, of_spans[span].x, span_total[span] * of_spans[span].y);
+    Joint sink = {1.0f, 0.0f};
+    if (params.sinks) sink = join(so_far, sum, params.sinks[head], 1.0f);
+    sink_before = sink.before, whole = sum;
   }
   float value = 0.0f;
 #pragma unroll 1
@@ -446,12 +447,10 @@ DEV void merge_parts(const MergeParams& all) {
     __syncthreads();
     if (threadIdx.x >= numbers) continue;
     const float* own = reinterpret_cast<const float*>(more) + threadIdx.x;
-    if (of_span == 1) {
+    if (of_span == 1) {  // it is added to nothing, by its factors 0 and 1
 #pragma unroll 8
-      for (u32 part = base; part < stop; part++) {
-        const float sum = joined(0.0f, own[(part - base) * merge_numbers], before[part], after[part]);
-        value = joined(value, sum, span_before[part], span_after[part]);
-      }
+      for (u32 part = base; part < stop; part++)
+        value = joined(value, own[(part - base) * merge_numbers] + 0.0f, of_spans[part].x, of_spans[part].y);
       continue;
     }
 #pragma unroll 1
@@ -460,17 +459,17 @@ DEV void merge_parts(const MergeParams& all) {
 #pragma unroll
       for (u32 j = 0; j < span_chunks; j++) {
         const u32 part = span * of_span + j - skipped, at = max(min(part, stop - 1), base);
-        const float with = joined(sum, own[(at - base) * merge_numbers], before[at], after[at]);
+        const float with = joined(sum, own[(at - base) * merge_numbers], of_part[at].x, of_part[at].y);
         if (part == at && j < of_span) sum = with;
       }
-      value = joined(value, sum, span_before[span], span_after[span]);
+      value = joined(value, sum, of_spans[span].x, of_spans[span].y);
     }
   }
+  __syncthreads();  // the total is there, and nobody reads values of parts any more
   value = value * sink_before / whole * gate;
   if (threadIdx.x < numbers) params.out[u64(query) * params.dim + i] = value;
   if (!all.to.digits) return;
   float* made = reinterpret_cast<float*>(more);
-  __syncthreads();  // nobody reads values of parts any more
   if (threadIdx.x < numbers) made[threadIdx.x] = value;
   __syncthreads();
   if (warp_of() == 0) keep_group(all.to, params.heads * params.dim, row, head * params.dim + begin_of_slice, made);
