@@ -5,16 +5,19 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cassert>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
 #include "core/forks.h"
+#include "core/pause.h"
 
 namespace moeflux {
 
@@ -28,6 +31,21 @@ static std::exception_ptr error_of(const Body& body) {
     return std::current_exception();
   }
   return {};
+}
+
+// Where bytes are carried on, a device computes, and cores are idle. So threads that have read look out for a while
+// before they sleep, and so does who waits for them: to wake a thread takes tens of microseconds, and there is a pause
+// in each layer of a step. They leave their core to others. In an engine that computes nothing, or reads nothing, all
+// sleep.
+constexpr auto patience = std::chrono::microseconds(400);
+
+template <typename Ready>
+static void look_out(const Ready& ready) {
+  const Clock::time_point end = Clock::now() + patience;
+  while (!ready() && Clock::now() < end) {
+    for (int i = 0; i < 32 && !ready(); ++i) pause();
+    std::this_thread::yield();
+  }
 }
 
 constexpr size_t default_requests = 36;  // nine pieces of an expert, each read in four parts
@@ -98,6 +116,8 @@ struct ReadQueue {
   List lists[2];  // by priority: batches with requests that have not begun
   Carry carry;
   bool closing = false;
+  std::atomic<int> queued = 0;  // batches in the lists
+  int asleep = 0;               // threads
   int active = 0;
   Clock::time_point busy_since;
   ReadPoolStats stats;
@@ -115,6 +135,7 @@ struct ReadQueue {
     (list.last ? list.last->after_ : list.first) = &batch;
     list.last = &batch;
     batch.queued_ = true;
+    ++queued;
   }
 
   void unlink(ReadBatch& batch) {
@@ -122,6 +143,13 @@ struct ReadQueue {
     (batch.before_ ? batch.before_->after_ : list.first) = batch.after_;
     (batch.after_ ? batch.after_->before_ : list.last) = batch.before_;
     batch.queued_ = false;
+    --queued;
+  }
+
+  void say_if_over(ReadBatch& batch) {
+    if (!over(batch)) return;
+    batch.is_over_ = true;
+    finished.notify_all();
   }
 
   static bool over(const ReadBatch& batch) { return batch.begun_ == batch.requests_.size() && batch.running_ == 0; }
@@ -139,7 +167,7 @@ struct ReadQueue {
     for (size_t i = batch.begun_; i < batch.requests_.size(); ++i) dropped += batch.requests_[i].bytes();
     give_up(batch);
     batch.cancelled_ = true;
-    if (over(batch)) finished.notify_all();
+    say_if_over(batch);
     return dropped;
   }
 
@@ -165,7 +193,7 @@ struct ReadQueue {
       }
     }
     --batch.running_;
-    if (over(batch)) finished.notify_all();
+    say_if_over(batch);
   }
 
   // Whether the request that is about to end is the batch's last and all went well.
@@ -220,7 +248,14 @@ struct ReadQueue {
     Room room(memory);
     std::unique_lock lock(mutex);
     for (;;) {
+      if (carry && !closing && !next()) {
+        lock.unlock();
+        look_out([&] { return queued > 0; });
+        lock.lock();
+      }
+      ++asleep;
       work.wait(lock, [&] { return closing || next(); });
+      --asleep;
       ReadBatch* batch = next();
       if (!batch) return;
       const size_t index = begin(*batch);
@@ -287,6 +322,7 @@ bool ReadBatch::wait() {
     return true;
   }
   if (queue_->forked()) throw StateError("[ReadBatch] wait: expected the process that submitted it, found a fork");
+  if (queue_->carry) look_out([&] { return is_over_.load(); });
   {
     std::unique_lock lock(queue_->mutex);
     queue_->finished.wait(lock, [&] { return ReadQueue::over(*this); });
@@ -401,7 +437,9 @@ void ReadPool::submit(ReadBatch& batch, ReadPriority priority) {
     batch.queue_ = queue_;
     batch.priority_ = priority;
     batch.begun_ = 0;
+    batch.is_over_ = false;
     queue_->link(batch);
+    if (queue_->asleep == 0) return;
   }
   if (count == 1)
     queue_->work.notify_one();

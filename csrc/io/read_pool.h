@@ -5,6 +5,7 @@
 // either order. Each waits for the reads that have begun.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -114,6 +115,7 @@ class ReadBatch {
   size_t running_ = 0;  // how many of them are being read now
   size_t error_index_ = 0;
   std::exception_ptr error_;
+  std::atomic<bool> is_over_ = false;              // for who looks out; set once all requests have ended
   std::vector<std::shared_ptr<Carried>> carried_;  // what was on its way when its request ended
 };
 
