@@ -113,7 +113,7 @@ SANITIZED = tests/engine tests/io tests/formats/test_snapshot_wire.py
 # that pool.
 sanitize: $(READY)
 	@bash tools/sanitize.sh asan $(SANITIZED) $(wildcard tests/ops/test_ops_*.py) tests/metal/test_metal_engine.py
-	@bash tools/sanitize.sh tsan $(SANITIZED) tests/cuda/test_cuda_ahead.py tests/cuda/test_cuda_tiers.py
+	@bash tools/sanitize.sh tsan $(SANITIZED) tests/cuda/test_cuda_ahead.py tests/cuda/test_cuda_tiers.py tests/cuda/test_cuda_experts_on_cpu.py
 
 # This is days of use in some twenty minutes. Each can be run by itself, and shorter: --tokens 1000, --requests 1000.
 soak: $(READY)

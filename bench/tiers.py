@@ -3,6 +3,7 @@ some in the host's, and the rest on the disk, beside the two bounds: the copies 
 its slots. Where steps read, reads of experts alone take turns with them, and the share of their rate is told.
 
     python bench/tiers.py STORE [--device 1 0.25] [--host 0 1 0.25] [--look-ahead off on] [--steps 48] [--context 1000]
+                           [--cpu-experts off auto all]
 
 Shares are of all experts; a share of 0 of `--host` means one host slot, so all but that comes from the disk. Prints a
 line of JSON for each setting.
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--device", type=float, nargs="+", default=[1.0, 0.25])
     parser.add_argument("--host", type=float, nargs="+", default=[0.0, 0.25, 1.0])
     parser.add_argument("--look-ahead", nargs="+", choices=("off", "on", "auto"), default=["off", "on"])
+    parser.add_argument("--cpu-experts", nargs="+", choices=("off", "auto", "all"), default=["off"])
     parser.add_argument("--reads", default="auto")
     parser.add_argument("--readers", type=int, default=8)
     parser.add_argument("--steps", type=int, default=48)
@@ -50,11 +52,13 @@ def main() -> None:
     for device, host in itertools.product(sorted(arguments.device, reverse=True), arguments.host):
         if device >= 1 and host != arguments.host[0]:  # there are no host slots then
             continue
-        for look_ahead in arguments.look_ahead if device < 1 else ["off"]:
+        ways = itertools.product(arguments.look_ahead, arguments.cpu_experts) if device < 1 else [("off", "off")]
+        for look_ahead, cpu_experts in ways:
             options: dict[str, Any] = {
                 "expert_slots": max(16, round(device * experts)),
                 "host_slots": max(1, round(host * experts)) if device < 1 else None,
                 "look_ahead": look_ahead,
+                "cpu_experts": cpu_experts,
                 "reads": arguments.reads,
                 "readers": arguments.readers,
             }
@@ -62,7 +66,7 @@ def main() -> None:
             found = measured(arguments.store, arguments.context, arguments.steps, options, reads_alone)
             if device >= 1:
                 resident = found["step_seconds"]
-            found |= {"device": device, "host": host, "look_ahead": look_ahead}
+            found |= {"device": device, "host": host, "look_ahead": look_ahead, "cpu_experts": cpu_experts}
             if bus and resident and device < 1:
                 copies = found["copied_per_step"] / bus
                 found |= {"copies_alone_seconds": copies, "resident_seconds": resident}
@@ -110,6 +114,7 @@ def measured(
             "hits_per_step": each("expert_hits"),
             "misses_per_step": each("expert_misses"),
             "host_hits_per_step": each("host_hits"),
+            "experts_on_cpu_per_step": each("experts_on_cpu"),
             "copied_per_step": each("bytes_copied"),
             "read_per_step": each("bytes_read"),
             "copied_bytes_per_second": each("bytes_copied") * steps / seconds,

@@ -55,6 +55,7 @@ struct EngineOptions {
   Reads reads = Reads::automatic;
   CachePolicy cache = CachePolicy::lru;
   LookAhead look_ahead = LookAhead::automatic;
+  CpuExperts cpu_experts = CpuExperts::off;  // none without host slots, and none but CUDA's
   Speculate speculate = Speculate::off;
   bool verify_reads = false;  // compare every expert with its checksum whenever it is read
   int64_t session_bytes = 0;  // limit for all sessions together, else BudgetError; 0: none
@@ -114,13 +115,14 @@ struct StepStats {
   // Experts found in a slot, or on their way into one. Where the host does not know the choice of several rows, each
   // row's counts.
   int64_t expert_hits = 0;
-  int64_t expert_misses = 0;  // experts that had to be brought and were not on their way
-  int64_t host_hits = 0;      // those of them that were in slots of the host's memory, or on their way there
-  int64_t bytes_copied = 0;   // of experts, from there to the device's memory
-  int64_t ngram_hits = 0;     // rows of n-gram tables found in memory, or on their way there
-  int64_t ngram_misses = 0;   // rows that had to be read and were not on their way
-  int64_t submissions = 0;    // batches given to the backend
-  int64_t waits = 0;          // times the host waited for one
+  int64_t expert_misses = 0;   // experts that had to be brought and were not on their way
+  int64_t experts_on_cpu = 0;  // those of them that the CPU computed, so that they were not brought
+  int64_t host_hits = 0;       // those of them that were in slots of the host's memory, or on their way there
+  int64_t bytes_copied = 0;    // of experts, from there to the device's memory
+  int64_t ngram_hits = 0;      // rows of n-gram tables found in memory, or on their way there
+  int64_t ngram_misses = 0;    // rows that had to be read and were not on their way
+  int64_t submissions = 0;     // batches given to the backend
+  int64_t waits = 0;           // times the host waited for one
 
   // The look-ahead: experts whose reads it began, those of them that their layer's router then picked, and bytes read
   // for the others. Its recall is used / (used + expert_misses), the share of the experts to be read that it foresaw.

@@ -26,6 +26,10 @@ enum class CachePolicy { lru, lfu, none };
 // Reading what the next layer may need while this one computes. Automatic: while it pays.
 enum class LookAhead { automatic, on, off };
 
+// Experts that lie in the host's memory, beside a device with memory of its own: whether the CPU computes them there.
+// Automatic: where it has one done before it could be moved, as many as it has done by the time that the others are.
+enum class CpuExperts { off, automatic, all };
+
 // Drafts: likely next tokens that are evaluated together with the one before them. Lookup: what followed the last
 // tokens where they stood before in the text. Mtp: what the model's own layer for that says (multi-token prediction).
 // Automatic: that, or lookup for a model without it, while tokens come faster with drafts.
@@ -44,6 +48,8 @@ inline constexpr Named<CachePolicy> cache_policy_names[] = {
     {"lru", CachePolicy::lru}, {"lfu", CachePolicy::lfu}, {"none", CachePolicy::none}};
 inline constexpr Named<LookAhead> look_ahead_names[] = {
     {"auto", LookAhead::automatic}, {"on", LookAhead::on}, {"off", LookAhead::off}};
+inline constexpr Named<CpuExperts> cpu_experts_names[] = {
+    {"off", CpuExperts::off}, {"auto", CpuExperts::automatic}, {"all", CpuExperts::all}};
 inline constexpr Named<Speculate> speculate_names[] = {
     {"off", Speculate::off}, {"auto", Speculate::automatic}, {"lookup", Speculate::lookup}, {"mtp", Speculate::mtp}};
 
@@ -51,6 +57,7 @@ constexpr std::span<const Named<Precision>> names_of(Precision) { return precisi
 constexpr std::span<const Named<Reads>> names_of(Reads) { return reads_names; }
 constexpr std::span<const Named<CachePolicy>> names_of(CachePolicy) { return cache_policy_names; }
 constexpr std::span<const Named<LookAhead>> names_of(LookAhead) { return look_ahead_names; }
+constexpr std::span<const Named<CpuExperts>> names_of(CpuExperts) { return cpu_experts_names; }
 constexpr std::span<const Named<Speculate>> names_of(Speculate) { return speculate_names; }
 
 template <typename Choice>

@@ -6,10 +6,7 @@
 #include <utility>
 
 #include "core/forks.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "core/pause.h"
 
 namespace moeflux {
 namespace {
@@ -19,25 +16,15 @@ constexpr uint64_t those_inside = 0xffff;
 constexpr uint64_t open = 0x10000;
 constexpr uint64_t one_task = 0x20000;
 
-constexpr auto lookout = std::chrono::microseconds(50);  // longer than it takes from one op of a step to the next
-
 constexpr uint64_t stretch_of(uint64_t first, uint64_t last) { return first << 32 | last; }
 constexpr uint64_t first_of(uint64_t stretch) { return stretch >> 32; }
 constexpr uint64_t last_of(uint64_t stretch) { return stretch & 0xffffffff; }
 
 constexpr uint64_t task_of(uint64_t state) { return state / one_task; }
 
-void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : forks_(forks()) {
+ThreadPool::ThreadPool(int threads, std::chrono::microseconds lookout) : lookout_(lookout), forks_(forks()) {
   if (threads <= 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   threads = std::min(threads, 1024);
   stretches_ = std::make_unique<Stretch[]>(static_cast<size_t>(threads));
@@ -72,7 +59,12 @@ void ThreadPool::run(int64_t units, Unit unit, void* body) {
     for (int64_t i = 0; i < units; ++i) unit(body, i);
     return;
   }
-  const std::lock_guard turn(callers_);
+  begin(units, unit, body);
+  finish();
+}
+
+void ThreadPool::begin(int64_t units, Unit unit, void* body) {
+  callers_.lock();
   unit_ = unit;
   body_ = body;
   const auto all = static_cast<uint64_t>(units);
@@ -88,14 +80,13 @@ void ThreadPool::run(int64_t units, Unit unit, void* body) {
     }
     sleep_->wake.notify_all();
   }
+}
+
+void ThreadPool::finish() {
+  const std::lock_guard turn(callers_, std::adopt_lock);
   do_units(0);
   state_.fetch_and(~open, std::memory_order_acq_rel);
-  for (int spins = 0; state_.load(std::memory_order_acquire) & those_inside; ++spins) {
-    if (spins < 1000)
-      pause();
-    else
-      std::this_thread::yield();  // the thread may be waiting for this very core
-  }
+  await_soon([&] { return (state_.load(std::memory_order_acquire) & those_inside) == 0; });
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
@@ -149,7 +140,7 @@ void ThreadPool::work(size_t thread) {
 
 uint64_t ThreadPool::await_task(uint64_t seen) {
   const auto news = [&](uint64_t state) { return task_of(state) != seen || ending_.load(std::memory_order_relaxed); };
-  const auto until = std::chrono::steady_clock::now() + lookout;
+  const auto until = std::chrono::steady_clock::now() + lookout_;
   uint64_t state = 0;
   do {
     for (int i = 0; i < 64; ++i) {

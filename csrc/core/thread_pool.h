@@ -1,5 +1,5 @@
 // Threads that divide one task at a time into units. They are kept between tasks. They look out for the next task for
-// some tens of microseconds, and then sleep. The caller is one of them.
+// some tens of microseconds, or for as long as they are told, and then sleep. The caller is one of them.
 //
 // Each thread begins with a stretch of units of its own and goes through it in order. So its next unit is known, and
 // can be asked for from memory. A thread that has no units left takes over the second half of another's.
@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -22,8 +23,11 @@ namespace moeflux {
 
 class ThreadPool {
  public:
+  // How long threads look out: longer than it takes from one op of a step to the next.
+  static constexpr std::chrono::microseconds usual_lookout{50};
+
   // `threads` in all, the caller included; 0: one per core. IoError when the system refuses so many.
-  explicit ThreadPool(int threads);
+  explicit ThreadPool(int threads, std::chrono::microseconds lookout = usual_lookout);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -35,13 +39,22 @@ class ThreadPool {
   // rethrown. A body must not call `parallel` of its own pool.
   template <typename Body>
   void parallel(int64_t units, Body&& body) {
-    run(
-        units, [](void* function, int64_t unit) { (*static_cast<std::remove_reference_t<Body>*>(function))(unit); },
-        const_cast<void*>(static_cast<const void*>(std::addressof(body))));
+    run(units, call<std::remove_reference_t<Body>>, const_cast<void*>(static_cast<const void*>(std::addressof(body))));
   }
+  // The same in two steps, of one thread: between them it does something else while the others work, and `body` stays.
+  // Not in a child made by fork.
+  template <typename Body>
+  void begin(int64_t units, Body& body) {
+    begin(units, call<Body>, const_cast<void*>(static_cast<const void*>(std::addressof(body))));
+  }
+  void finish();
 
  private:
   using Unit = void (*)(void* body, int64_t unit);
+  template <typename Body>
+  static void call(void* body, int64_t unit) {
+    (*static_cast<Body*>(body))(unit);
+  }
 
   // Units first ... last - 1 in one word, because others may take from the end while the owner takes from the
   // beginning.
@@ -50,6 +63,7 @@ class ThreadPool {
   };
 
   void run(int64_t units, Unit unit, void* body);
+  void begin(int64_t units, Unit unit, void* body);
   void stop();
   void work(size_t thread);            // what a thread of the pool does until the end
   void do_units(size_t thread);        // does units of the open task until none is left
@@ -75,6 +89,7 @@ class ThreadPool {
   std::unique_ptr<Sleep> sleep_ = std::make_unique<Sleep>();
   alignas(64) std::atomic<int> sleeping_{0};
   std::atomic<bool> ending_{false};
+  std::chrono::microseconds lookout_;
   int64_t forks_ = 0;  // when the threads were made
   Threads workers_{"that compute"};
 };

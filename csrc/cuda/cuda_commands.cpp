@@ -34,7 +34,8 @@ FlatParams flat_params(View x, View y, int64_t count) {
   return {address<float>(x), address<const float>(y), static_cast<uint64_t>(count)};
 }
 
-constexpr int64_t most_copied_bytes = 4 << 20;  // by a launch: logits of a row; the driver copies more
+constexpr int64_t most_copied_bytes = 4 << 20;    // by a launch: logits of a row; the driver copies more
+constexpr int64_t most_fetched_bytes = 64 << 10;  // the same from the host
 
 bool are_words(const WordsPlaces& places, int64_t bytes) {
   return bytes % word_bytes == 0 && reinterpret_cast<uintptr_t>(places.from) % word_bytes == 0 &&
@@ -242,15 +243,19 @@ void CudaCommands::combine(const CombineArgs& args, int64_t n) {
 // ---- Copies ---------------------------------------------------------------------------------------------------------
 
 // What is in the GPU's memory is copied by a launch, which can be in a graph: to the same memory, or a few bytes to the
-// host's. Copies of as many bytes, one after another, are one.
+// host's. Copies of as many bytes, one after another, are one. What the host writes before it lets a batch go on is
+// fetched by a launch, too: an engine of copies may have experts to bring before, and words of a launch are taken when
+// the batch is submitted.
 void CudaCommands::copy(View from, View to, int64_t bytes) {
   op("copy", [&] {
     if (bytes == 0) return;
     made_.reset();
-    const bool to_host = to.buffer->memory() != Memory::device;
+    const bool from_host = from.buffer->memory() != Memory::device, to_host = to.buffer->memory() != Memory::device;
+    const int64_t most = from_host ? (is_held_ ? most_fetched_bytes : 0)
+                         : to_host ? most_crossing_bytes
+                                   : most_copied_bytes;
     const WordsPlaces places = {address<const uint32_t>(from), address<uint32_t>(to)};
-    if (from.buffer->memory() == Memory::device && bytes <= (to_host ? most_crossing_bytes : most_copied_bytes) &&
-        are_words(places, bytes)) {
+    if (bytes <= most && are_words(places, bytes)) {
       if (!takes_copy(places, bytes)) wait_with(Copies{{places}, bytes});
       return;
     }

@@ -63,12 +63,13 @@ std::vector<Item> Recording::given(View from, View to, int64_t bytes) {
 }
 
 // A few bytes of the host's come by launches, which wait for no engine of copies. They may be read by kernels before
-// these wait for the one before them.
+// these wait for the one before them. Behind a hold the host may not have written them yet when the batch is submitted.
 void Recording::copy(View from, View to, int64_t bytes) {
   if (bytes == 0) return;
   const bool from_host = from.buffer->memory() != Memory::device, to_host = to.buffer->memory() != Memory::device;
   const bool are_few = bytes <= most_crossing_bytes && bytes % word_bytes == 0;
-  if (are_few && from_host && !to_host) {
+  const auto is_hold = [](const Item& item) { return item.kind == Item::Kind::hold; };
+  if (are_few && from_host && !to_host && std::ranges::none_of(work_.items, is_hold)) {
     for (const Item& item : given(from, to, bytes)) work_.items.push_back(item);
     return;
   }

@@ -347,6 +347,7 @@ StepStats& StepStats::operator+=(const StepStats& other) {
   expert_hits += other.expert_hits;
   expert_misses += other.expert_misses;
   host_hits += other.host_hits;
+  experts_on_cpu += other.experts_on_cpu;
   bytes_copied += other.bytes_copied;
   ngram_hits += other.ngram_hits;
   ngram_misses += other.ngram_misses;

@@ -66,6 +66,7 @@ EngineOptions resolved(const StoreDirectory& store, EngineOptions options) {
   options.expert_slots = slots;
   options.host_slots = slots == all ? 0 : std::min(options.host_slots, all);
   options.backend = device_entry(options.backend).name;
+  if (options.host_slots == 0 || !device_entry(options.backend).has_host_experts) options.cpu_experts = CpuExperts::off;
   if (options.chunk == 0) options.chunk = default_chunk;
   if (options.readers == 0) options.readers = default_readers;
   return options;

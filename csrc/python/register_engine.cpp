@@ -243,12 +243,10 @@ void register_stats(py::module_& m) {
                     "Rows of n-gram tables found in memory, or on their way there.")
       .def_readonly("ngram_misses", &StepStats::ngram_misses,
                     "Rows of n-gram tables that had to be read and were not on their way.")
-      .def_readonly("expert_misses", &StepStats::expert_misses,
-                    "Experts that had to be brought and were not on their way.")
-      .def_readonly("host_hits", &StepStats::host_hits,
-                    "Those of them that were in slots of the host's memory, or on their way there.")
-      .def_readonly("bytes_copied", &StepStats::bytes_copied,
-                    "Bytes of experts that were copied from there to the device's memory.")
+      .def_readonly("expert_misses", &StepStats::expert_misses, "Experts to be brought that were not on their way.")
+      .def_readonly("host_hits", &StepStats::host_hits, "Those of them that were in the host's slots, or on the way.")
+      .def_readonly("experts_on_cpu", &StepStats::experts_on_cpu, "Those of these that the CPU computed.")
+      .def_readonly("bytes_copied", &StepStats::bytes_copied, "Bytes of experts copied from there to the device.")
       .def_readonly("submissions", &StepStats::submissions, "How many batches the backend was given.")
       .def_readonly("waits", &StepStats::waits, "How many times the host waited for a batch.")
       .def_readonly("look_ahead_reads", &StepStats::look_ahead_reads, "Experts whose reads the look-ahead began.")
@@ -291,9 +289,10 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
                              const std::string& isa, const std::string& precision, int threads, int readers,
                              int64_t expert_slots, int64_t host_slots, int ring_depth, int64_t chunk,
                              int64_t session_bytes, int64_t host_session_bytes, const std::string& reads,
-                             const std::string& cache, const std::string& look_ahead, const std::string& speculate,
-                             const std::pair<int64_t, int64_t>& layers, const std::optional<Checksums>& checksums,
-                             const std::optional<py::function>& on_progress, bool time_ops) {
+                             const std::string& cache, const std::string& look_ahead, const std::string& cpu_experts,
+                             const std::string& speculate, const std::pair<int64_t, int64_t>& layers,
+                             const std::optional<Checksums>& checksums, const std::optional<py::function>& on_progress,
+                             bool time_ops) {
   EngineOptions options;
   options.backend = backend;
   options.device = device;
@@ -308,6 +307,7 @@ std::shared_ptr<Engine> open(const EngineFaults& faults, const Store& store, con
   options.reads = choice_of<Reads>("reads", reads);
   options.cache = choice_of<CachePolicy>("cache", cache);
   options.look_ahead = choice_of<LookAhead>("look_ahead", look_ahead);
+  options.cpu_experts = choice_of<CpuExperts>("cpu_experts", cpu_experts);
   options.speculate = choice_of<Speculate>("speculate", speculate);
   options.layers = {layers.first, layers.second};
   options.verify_reads = checksums.has_value();
@@ -327,9 +327,9 @@ using SayFootprint = Footprint (*)(const StoreDirectory& store, const EngineOpti
 template <SayFootprint say>
 Footprint footprint_of(const EngineFaults& faults, const Store& store, const std::string& backend, int readers,
                        int64_t expert_slots, int64_t host_slots, int ring_depth, int64_t chunk,
-                       const std::string& reads, const std::string& cache, const std::string& speculate,
-                       const std::pair<int64_t, int64_t>& layers, bool verify_reads, int64_t max_context,
-                       const std::string& kv, int64_t max_checkpoints) {
+                       const std::string& reads, const std::string& cache, const std::string& cpu_experts,
+                       const std::string& speculate, const std::pair<int64_t, int64_t>& layers, bool verify_reads,
+                       int64_t max_context, const std::string& kv, int64_t max_checkpoints) {
   EngineOptions options;
   options.backend = backend;
   options.readers = readers;
@@ -339,6 +339,7 @@ Footprint footprint_of(const EngineFaults& faults, const Store& store, const std
   options.chunk = chunk;
   options.reads = choice_of<Reads>("reads", reads);
   options.cache = choice_of<CachePolicy>("cache", cache);
+  options.cpu_experts = choice_of<CpuExperts>("cpu_experts", cpu_experts);
   options.speculate = choice_of<Speculate>("speculate", speculate);
   options.layers = {layers.first, layers.second};
   options.verify_reads = verify_reads;
@@ -375,9 +376,9 @@ void register_footprint(py::module_& m, Class<Testing>& testing) {
   };
   define(py::arg("store"), py::kw_only(), py::arg("backend") = "auto", py::arg("readers") = 0,
          py::arg("expert_slots") = 0, py::arg("host_slots") = 0, py::arg("ring_depth") = 2, py::arg("chunk") = 0,
-         py::arg("reads") = "auto", py::arg("cache") = "lru", py::arg("speculate") = "off",
-         py::arg("layers") = all_layers, py::arg("verify_reads") = false, py::arg("max_context") = 0,
-         py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4);
+         py::arg("reads") = "auto", py::arg("cache") = "lru", py::arg("cpu_experts") = "off",
+         py::arg("speculate") = "off", py::arg("layers") = all_layers, py::arg("verify_reads") = false,
+         py::arg("max_context") = 0, py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4);
   m.def(
       "kernels_to_compile",
       [](const Store& store, const std::string& backend, int device, const std::string& speculate,
@@ -429,8 +430,9 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
          py::arg("precision") = "auto", py::arg("threads") = 0, py::arg("readers") = 0, py::arg("expert_slots") = 0,
          py::arg("host_slots") = 0, py::arg("ring_depth") = 2, py::arg("chunk") = 0, py::arg("session_bytes") = 0,
          py::arg("host_session_bytes") = 0, py::arg("reads") = "auto", py::arg("cache") = "lru",
-         py::arg("look_ahead") = "auto", py::arg("speculate") = "off", py::arg("layers") = all_layers,
-         py::arg("checksums") = py::none(), py::arg("on_progress") = py::none(), py::arg("time_ops") = false);
+         py::arg("look_ahead") = "auto", py::arg("cpu_experts") = "off", py::arg("speculate") = "off",
+         py::arg("layers") = all_layers, py::arg("checksums") = py::none(), py::arg("on_progress") = py::none(),
+         py::arg("time_ops") = false);
   testing.def_static(
       "steps_ahead", [](Engine& engine) { return dynamic_cast<LoadedEngine&>(engine).steps_ahead(); },
       py::arg("engine"), "How many steps were recorded before they were asked for, and how many of them were then.");

@@ -5,6 +5,7 @@
 
 #include "backend/host_experts.h"
 #include "core/error.h"
+#include "core/stopwatch.h"
 #include "kernels/cpu/isa.h"
 #include "python/ops.h"
 
@@ -48,9 +49,8 @@ ExpertFlavour flavour_of(OpArguments& a, const Biases& biases, const Clamped& cl
   return flavour;
 }
 
-const cpu::DigitKernels& digits_of(const Ops& ops) {
+void require_digits(const Ops& ops) {
   if (ops.backend->isa().empty()) throw ArgumentError(concat("digits: expected the CPU, found ", ops.backend->name()));
-  return cpu::digit_kernels(cpu::choose_isa(ops.backend->isa()));
 }
 
 // What a job names, checked.
@@ -102,7 +102,7 @@ py::object digit_expert_ffn(const Ops& ops, const Array& x, const StoredExperts&
                             const std::vector<std::pair<int64_t, std::vector<int32_t>>>& jobs, int64_t k,
                             int64_t intermediate, const Biases& biases, const Clamped& clamped, bool geglu) {
   OpArguments a = ops.arguments("digit_expert_ffn");
-  const cpu::DigitKernels& kernels = digits_of(ops);
+  require_digits(ops);
   const float* rows = a.values<float>(a.floats("x", x, {-1, -1}));
   const int64_t n = x.shape(0), hidden = x.shape(1);
   a.require(k > 0, "k", "at least 1", k);
@@ -110,25 +110,52 @@ py::object digit_expert_ffn(const Ops& ops, const Array& x, const StoredExperts&
   ExpertFlavour flavour = flavour_of(a, biases, clamped, static_cast<int64_t>(matrices.size()), hidden, intermediate);
   flavour.geglu = geglu;
   const View out = a.output(n * k * hidden);
+  HostExperts kernels(ops.backend->isa(), 1);
+  std::vector<std::byte> room(static_cast<size_t>(HostExperts::room_bytes(hidden, intermediate, 1)));
   for (const auto& [expert, pairs] : jobs) {
     const ExpertMatrices& own = expert_of(a, matrices, expert);
     a.require(HostExperts::takes(own), "experts", "affine formats or MXFP4 in all", 0);
-    std::vector<std::byte> room(static_cast<size_t>(HostExperts::room_bytes(own, 1)));
     for (const int32_t pair : pairs) {
       require_pair(a, pair, n * k);
       const HostExpert one = {own, expert, a.values<float>(out) + pair * hidden};
       const Released release;
-      HostExperts(kernels).run(std::span(&one, 1), rows + pair / k * hidden, flavour, room.data(),
-                               [&](int64_t units, const auto& body) { ops.backend->parallel(units, body); });
+      kernels.run(std::span(&one, 1), rows + pair / k * hidden, flavour, room.data(),
+                  [&](int64_t units, const auto& body) { ops.backend->parallel(units, body); });
     }
   }
   return a.floats_of(out, {n * k, hidden});
 }
 
+// Seconds that a pass through all experts takes, one row each, `together` at a time.
+double digit_expert_seconds(const Ops& ops, const Array& x, const StoredExperts& experts, int64_t intermediate,
+                            int64_t together) {
+  OpArguments a = ops.arguments("digit_expert_seconds");
+  require_digits(ops);
+  const auto* row = a.values<float>(a.floats("x", x, {-1}));
+  const int64_t hidden = x.shape(0);
+  const std::vector<ExpertMatrices> matrices = experts_of(a, experts, hidden, intermediate);
+  a.require(together > 0, "together", "at least 1", together);
+  std::vector<float> out(static_cast<size_t>(together * hidden));
+  std::vector<std::byte> room(static_cast<size_t>(HostExperts::room_bytes(hidden, intermediate, together)));
+  HostExperts kernels(ops.backend->isa(), together);
+  std::vector<HostExpert> some;
+  const Released release;
+  const Stopwatch watch;
+  for (size_t first = 0; first < matrices.size(); first += static_cast<size_t>(together)) {
+    some.clear();
+    for (size_t i = first; i < std::min(matrices.size(), first + static_cast<size_t>(together)); ++i)
+      some.push_back({matrices[i], 0, out.data() + static_cast<int64_t>(i - first) * hidden});
+    kernels.run(some, row, {}, room.data(),
+                [&](int64_t units, const auto& body) { ops.backend->parallel(units, body); });
+  }
+  return watch.seconds();
+}
+
 py::object digit_exp(const Ops& ops, const Array& x) {
   OpArguments a = ops.arguments("digit_exp");
   const View in = a.floats("x", x, {-1}), out = a.output(x.shape(0));
-  digits_of(ops).exp(a.values<float>(in), a.values<float>(out), x.shape(0));
+  require_digits(ops);
+  cpu::digit_kernels(cpu::choose_isa(ops.backend->isa())).exp(a.values<float>(in), a.values<float>(out), x.shape(0));
   return a.floats_of(out, {x.shape(0)});
 }
 
@@ -173,6 +200,8 @@ void register_expert_ops(Class<Ops>& ops) {
       .def("digit_expert_ffn", &digit_expert_ffn, py::arg("x"), py::arg("experts"), py::arg("jobs"), py::arg("k"),
            py::arg("intermediate"), py::arg("biases") = py::none(), py::arg("clamped") = py::none(),
            py::arg("geglu") = false)
+      .def("digit_expert_seconds", &digit_expert_seconds, py::arg("x"), py::arg("experts"), py::arg("intermediate"),
+           py::arg("together"), "How long all of these experts take for a row, so many at a time. For benches.")
       .def("digit_exp", &digit_exp, py::arg("x"))
       .def("chosen_expert_ffn", &chosen_expert_ffn, py::arg("x"), py::arg("experts"), py::arg("ids"),
            py::arg("intermediate"), py::arg("biases") = py::none(), py::arg("clamped") = py::none(),

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "core/error.h"
 #include "core/thread_pool.h"
@@ -273,14 +274,21 @@ py::tuple doubled(const Ops& ops, const Array& x, int64_t count) {
   return py::make_tuple(a.floats_of(numbers, {size}), errors, text);
 }
 
-// How often each unit ran. The unit `fail_at` throws.
-std::vector<int> run_units(ThreadPool& pool, int64_t units, int64_t fail_at) {
+// How often each unit ran. The unit `fail_at` throws. `in_steps`: begun, and finished a little later.
+std::vector<int> run_units(ThreadPool& pool, int64_t units, int64_t fail_at, bool in_steps) {
   std::vector<int> runs(static_cast<size_t>(std::max<int64_t>(units, 0)));
   const Released release;
-  pool.parallel(units, [&](int64_t unit) {
+  const auto run = [&](int64_t unit) {
     if (unit == fail_at) throw StateError(concat("unit ", unit, " was told to fail"));
     ++runs[static_cast<size_t>(unit)];
-  });
+  };
+  if (!in_steps) {
+    pool.parallel(units, run);
+    return runs;
+  }
+  pool.begin(units, run);
+  std::this_thread::yield();
+  pool.finish();
   return runs;
 }
 
@@ -317,8 +325,8 @@ void register_ops(py::module_& m, Class<Testing>& testing) {
   Class<ThreadPool>(m, "ThreadPool", "For tests: the threads that ops are divided over.")
       .def(constructor<ThreadPool, int>(), py::arg("threads"))
       .def_property_readonly("threads", &ThreadPool::threads)
-      .def("run", &run_units, py::arg("units"), py::arg("fail_at") = -1,
-           "Runs the units, and returns how often each ran.");
+      .def("run", &run_units, py::arg("units"), py::arg("fail_at") = -1, py::arg("in_steps") = false,
+           "Runs the units, and returns how often each ran. In steps: begun first, and finished then.");
 
   Class<Ops> ops(m, "Ops", "The ops of a backend, one at a time. See moeflux.ops.Ops.");
   const auto define = [&](auto&&... arguments) {

@@ -619,6 +619,7 @@ class testing:
         chunk: int = 0,
         reads: str = "auto",
         cache: str = "lru",
+        cpu_experts: str = "off",
         speculate: str = "off",
         layers: tuple[int, int] = (0, 0),
         verify_reads: bool = False,
@@ -654,6 +655,7 @@ class testing:
         reads: str = "auto",
         cache: str = "lru",
         look_ahead: str = "auto",
+        cpu_experts: str = "off",
         speculate: str = "off",
         layers: tuple[int, int] = (0, 0),
         checksums: collections.abc.Mapping[int, collections.abc.Sequence[str]] | None = None,
@@ -676,6 +678,7 @@ class testing:
         chunk: int = 0,
         reads: str = "auto",
         cache: str = "lru",
+        cpu_experts: str = "off",
         speculate: str = "off",
         layers: tuple[int, int] = (0, 0),
         verify_reads: bool = False,
@@ -748,9 +751,9 @@ class ThreadPool:
     For tests: the threads that ops are divided over.
     """
     def __init__(self, threads: int) -> None: ...
-    def run(self, units: int, fail_at: int = -1) -> list[int]:
+    def run(self, units: int, fail_at: int = -1, in_steps: bool = False) -> list[int]:
         """
-        Runs the units, and returns how often each ran.
+        Runs the units, and returns how often each ran. In steps: begun first, and finished then.
         """
     @property
     def threads(self) -> int: ...
@@ -835,6 +838,16 @@ class Ops:
         clamped: tuple[float, float] | None = None,
         geglu: bool = False,
     ) -> numpy.typing.NDArray[typing.Any]: ...
+    def digit_expert_seconds(
+        self,
+        x: numpy.typing.NDArray[typing.Any],
+        experts: collections.abc.Sequence[tuple[typing.Any, typing.Any, typing.Any]],
+        intermediate: int,
+        together: int,
+    ) -> float:
+        """
+        How long all of these experts take for a row, so many at a time. For benches.
+        """
     def doubled(self, x: numpy.typing.NDArray[typing.Any], count: int) -> tuple[typing.Any, ...]:
         """
         x doubled `count` times in one batch, how many of two waits threw an error, and the text of the last error.
@@ -1019,7 +1032,7 @@ class StepStats:
     @property
     def bytes_copied(self) -> int:
         """
-        Bytes of experts that were copied from there to the device's memory.
+        Bytes of experts copied from there to the device.
         """
     @property
     def bytes_read(self) -> int:
@@ -1049,12 +1062,17 @@ class StepStats:
     @property
     def expert_misses(self) -> int:
         """
-        Experts that had to be brought and were not on their way.
+        Experts to be brought that were not on their way.
+        """
+    @property
+    def experts_on_cpu(self) -> int:
+        """
+        Those of these that the CPU computed.
         """
     @property
     def host_hits(self) -> int:
         """
-        Those of them that were in slots of the host's memory, or on their way there.
+        Those of them that were in the host's slots, or on the way.
         """
     @property
     def look_ahead_pays(self) -> bool | None:
@@ -1309,6 +1327,7 @@ class Engine:
         reads: str = "auto",
         cache: str = "lru",
         look_ahead: str = "auto",
+        cpu_experts: str = "off",
         speculate: str = "off",
         layers: tuple[int, int] = (0, 0),
         checksums: collections.abc.Mapping[int, collections.abc.Sequence[str]] | None = None,
@@ -1739,6 +1758,7 @@ def device_footprint(
     chunk: int = 0,
     reads: str = "auto",
     cache: str = "lru",
+    cpu_experts: str = "off",
     speculate: str = "off",
     layers: tuple[int, int] = (0, 0),
     verify_reads: bool = False,
@@ -1766,6 +1786,7 @@ def footprint(
     chunk: int = 0,
     reads: str = "auto",
     cache: str = "lru",
+    cpu_experts: str = "off",
     speculate: str = "off",
     layers: tuple[int, int] = (0, 0),
     verify_reads: bool = False,

@@ -364,6 +364,9 @@ def load(
                   ("lfu"), or every one as soon as it is computed ("none")
     look_ahead    read what the next layer will likely need while this one computes: "on", "off", or "auto": while
                   tokens come faster with it than without
+    cpu_experts   there, whether the CPU computes experts of a token that lie in host slots, so that they need not be
+                  moved: "off"; "auto": where that is faster than the bus, as many as it can while the others are
+                  moved, which is measured when the model is loaded; "all". The CPU has the GPU's bits
     speculate     evaluate the tokens that are likely to come next together with the one before them. Those that come
                   are then there already. "lookup": what followed the last tokens where they stood before in the text;
                   "mtp": what the model's own layer for that says, if `moeflux convert --mtp` has kept it; "auto": that
@@ -418,6 +421,7 @@ def load(
             reads=plan.reads,
             cache=asked["cache"],
             look_ahead=asked["look_ahead"],
+            cpu_experts=asked["cpu_experts"],
             speculate=asked["speculate"],
             layers=asked["layers"] or (0, 0),
             checksums=checksums,

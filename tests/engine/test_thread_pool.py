@@ -14,12 +14,13 @@ from moeflux import StateError
 from moeflux._core import ThreadPool
 
 
+@pytest.mark.parametrize("in_steps", [False, True])
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
-def test_each_unit_runs_once(threads: int) -> None:
+def test_each_unit_runs_once(threads: int, in_steps: bool) -> None:
     pool = ThreadPool(threads)
     assert pool.threads == threads
     for units in (0, 1, 2, threads, 7, 1000):
-        assert pool.run(units) == [1] * units
+        assert pool.run(units, in_steps=in_steps) == [1] * units
 
 
 def test_by_default_one_thread_a_core() -> None:
@@ -39,12 +40,13 @@ def test_threads_that_fell_asleep_come_back() -> None:
         assert pool.run(50) == [1] * 50
 
 
+@pytest.mark.parametrize("in_steps", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_an_error_is_thrown_to_the_caller_and_forgotten(threads: int) -> None:
+def test_an_error_is_thrown_to_the_caller_and_forgotten(threads: int, in_steps: bool) -> None:
     pool = ThreadPool(threads)
     for _ in range(50):
         with pytest.raises(StateError, match="unit 3 was told to fail"):
-            pool.run(20, fail_at=3)
+            pool.run(20, fail_at=3, in_steps=in_steps)
         assert pool.run(20) == [1] * 20
 
 
@@ -52,7 +54,7 @@ def test_callers_on_several_threads_take_turns() -> None:
     pool = ThreadPool(3)
 
     def call(units: int) -> bool:
-        return all(pool.run(units) == [1] * units for _ in range(200))
+        return all(pool.run(units, in_steps=turn % 2 == 1) == [1] * units for turn in range(200))
 
     with ThreadPoolExecutor(4) as callers:
         assert all(callers.map(call, [2, 9, 33, 100]))

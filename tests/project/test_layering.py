@@ -33,6 +33,7 @@ MAY_INCLUDE = {
 ENGINE_MAY_INCLUDE_OF_BACKEND = {
     "backend/activation_observer.h",
     "backend/backend.h",
+    "backend/host_experts.h",
     "backend/mirror.h",
     "backend/timed_backend.h",
 }

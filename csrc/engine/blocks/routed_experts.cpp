@@ -127,6 +127,10 @@ void RoutedExpertsBlock::record_chosen(Commands& commands, const Scratch& s, int
   commands.chosen_expert_ffn(args, n);
 }
 
+void RoutedExpertsBlock::record_output(Commands& commands, int64_t pair, View from) const {
+  commands.copy(from, room_.expert_out.at(pair * stream_.width), stream_.width * int64_t{sizeof(float)});
+}
+
 void RoutedExpertsBlock::record_sum(Commands& commands, const Scratch& s, int64_t n) const {
   if (shape_.framed) return record_framed_sum(commands, s, n);
   const bool gated = router_.input().is_gated();

@@ -27,6 +27,7 @@ class RoutedExpertsBlock final : public FeedForwardBlock {
   int64_t layer() const { return layer_; }
   int64_t per_token() const { return shape_.per_token; }
   const ExpertRouter& router() const { return router_; }
+  const ExpertFlavour& flavour() const { return flavour_; }
 
   // Records the choice of experts for n tokens. With `guess_rows`, also a guess which experts of the next layer the
   // first of these tokens will go through.
@@ -46,6 +47,8 @@ class RoutedExpertsBlock final : public FeedForwardBlock {
   // Records all experts that the router picked. The device finds them in a table of slots.
   void record_chosen(Commands& commands, const Scratch& scratch, int64_t n, const ExpertLayout& layout, View slots,
                      const ExpertMatrices& first) const;
+  // Records that the output of a pair comes from elsewhere.
+  void record_output(Commands& commands, int64_t pair, View from) const;
   // Records hidden += the outputs of the experts, in router order, and of the shared expert.
   void record_sum(Commands& commands, const Scratch& scratch, int64_t n) const;
 

@@ -19,11 +19,15 @@ ExpertSide::ExpertSide(const StoreDirectory& store, Backend& backend, const Engi
     : backend_(backend),
       slots_(store, backend, options, open),
       prefetcher_(store.variant, options.look_ahead),
-      feed_(slots_, prefetcher_, store.variant.experts().count),
+      cpu_(options.cpu_experts == CpuExperts::off ? nullptr
+                                                  : std::make_unique<ExpertsOnCpu>(store, slots_, backend, options)),
+      feed_(slots_, prefetcher_, cpu_.get(), store.variant.experts().count),
       picks_(groups_shape(store.variant, options)),
       resident_(slots_, store.variant.all_layers(), backend.runs_on_submit()),
       describe_(concat(slots_.describe(), ", cache ", name_of(options.cache), ", look-ahead ",
-                       name_of(options.look_ahead), options.verify_reads ? ", reads verified" : "")) {}
+                       name_of(options.look_ahead),
+                       cpu_ ? concat(", experts on the CPU ", name_of(options.cpu_experts)) : "",
+                       options.verify_reads ? ", reads verified" : "")) {}
 
 int64_t ExpertSide::planned_slots(const StoreDirectory& store, const EngineOptions& options, bool shared) {
   return ExpertSlots::planned_bytes(store, options, shared);

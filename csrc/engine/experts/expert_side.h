@@ -58,9 +58,9 @@ class ExpertSide {
   int64_t read_buffers() const { return slots_.pool().memory(); }
   // Bytes of the host's memory that a device with memory of its own needs: planned with resolved options, and held.
   static int64_t planned_staging(const StoreDirectory& store, const EngineOptions& options) {
-    return ExpertSlots::planned_staging(store, options);
+    return ExpertSlots::planned_staging(store, options) + ExpertsOnCpu::planned_bytes(store, options);
   }
-  int64_t staging() const { return slots_.staging(); }
+  int64_t staging() const { return slots_.staging() + (cpu_ ? cpu_->bytes() : 0); }
   // Bytes of slots and of lists: planned with resolved options, and held. `shared`: whether host and device share
   // memory.
   static int64_t planned_slots(const StoreDirectory& store, const EngineOptions& options, bool shared);
@@ -89,6 +89,7 @@ class ExpertSide {
   Backend& backend_;
   ExpertSlots slots_;
   Prefetcher prefetcher_;
+  std::unique_ptr<ExpertsOnCpu> cpu_;  // null: none
   ExpertFeed feed_;
   Picks picks_;
   ResidentStep resident_;

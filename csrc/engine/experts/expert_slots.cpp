@@ -145,6 +145,14 @@ ExpertMatrices ExpertSlots::matrices(int64_t layer, int64_t slot) const {
   return expert_matrices(store_, layer, {memory_.get(), slot * store_.slot().bytes});
 }
 
+ExpertMatrices ExpertSlots::host_matrices(int64_t layer, int64_t slot) const {
+  return expert_matrices(store_, layer, host_->slot(slot));
+}
+
+CopyArgs ExpertSlots::copy_from_host(int64_t from, int64_t to) const {
+  return {host_->slot(from), {memory_.get(), to * store_.slot().bytes}, store_.slot().bytes};
+}
+
 double ExpertSlots::read_rate(double seconds) const {
   const ProbeRate rate = probe_reads(pieces_of(store_), pool_.threads(), seconds, std::random_device()(), [] {});
   return rate.seconds > 0 ? static_cast<double>(rate.bytes) / rate.seconds : 0;

@@ -59,6 +59,12 @@ class ExpertSlots {
   // each layer: u64 [experts], the first byte of each expert.
   Mirrored table(int64_t layer) const;
   ExpertMatrices matrices(int64_t layer, int64_t slot) const;
+  // Of the host's slots, if there are any: the same, the copy of a slot to one of the device, whether an expert is
+  // ready there, and a lease on its slot if it is.
+  ExpertMatrices host_matrices(int64_t layer, int64_t slot) const;
+  CopyArgs copy_from_host(int64_t from, int64_t to) const;
+  bool ready_on_host(int64_t layer, int64_t expert) const { return host_->lower().ready(layer, expert); }
+  Lease lease_on_host(int64_t layer, int64_t expert) { return host_->lower().cache().acquire(layer, expert).lease; }
 
   // Bytes per second that a pool like this one gets when it does nothing but read random experts for about this long.
   double read_rate(double seconds) const;

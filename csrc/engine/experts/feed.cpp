@@ -8,16 +8,17 @@
 
 namespace moeflux {
 
-ExpertFeed::ExpertFeed(ExpertSlots& slots, Prefetcher& prefetcher, int64_t experts)
-    : slots_(slots), prefetcher_(prefetcher) {
+ExpertFeed::ExpertFeed(ExpertSlots& slots, Prefetcher& prefetcher, ExpertsOnCpu* cpu, int64_t experts)
+    : slots_(slots), prefetcher_(prefetcher), cpu_(cpu) {
   reserve_lists(lists_, experts);
 }
 
 void ExpertFeed::begin(const ExpertCall& call, std::span<const ExpertGroups::Group> picked) {
   sort_out(call, picked);
+  if (cpu_ && cpu_->serves(call)) leave_on_cpu(call);
   read_missing(call);
   if (call.guess_rows > 0) prefetcher_.propose(*call.block.next(), call.guess_rows);
-  prefetcher_.begin(slots_.loader(), call.layer(), call.stats);
+  prefetcher_.begin(slots_.loader(), call.layer(), call.stats, cpu_ && call.n == 1 && cpu_->keeps_guesses());
 }
 
 void ExpertFeed::sort_out(const ExpertCall& call, std::span<const ExpertGroups::Group> picked) {
@@ -40,6 +41,26 @@ void ExpertFeed::sort_out(const ExpertCall& call, std::span<const ExpertGroups::
   }
   call.stats.expert_hits += static_cast<int64_t>(picked.size() - lists_.missing.size());
   call.stats.expert_misses += static_cast<int64_t>(lists_.missing.size());
+}
+
+// Of the missing experts, some that are in host slots are computed there. The first ones: so it is the same experts
+// that stay there, and the others that come to the device.
+void ExpertFeed::leave_on_cpu(const ExpertCall& call) {
+  const auto is_there = [&](const ExpertGroups::Group& group) {
+    return slots_.ready_on_host(call.layer(), group.expert);
+  };
+  const int64_t there = std::ranges::count_if(lists_.missing, is_there);
+  const auto others = static_cast<int64_t>(lists_.arriving.size() + lists_.missing.size()) - there;
+  int64_t left = cpu_->share(there, others);
+  call.stats.experts_on_cpu += left;
+  call.stats.host_hits += left;
+  std::erase_if(lists_.missing, [&](const ExpertGroups::Group& group) {
+    if (left == 0 || !is_there(group)) return false;
+    --left;
+    cpu_->add(call, group, slots_.lease_on_host(call.layer(), group.expert));
+    return true;
+  });
+  cpu_->begin();
 }
 
 void ExpertFeed::take(const ExpertCall& call, const ExpertGroups::Group& group, Lease lease) {
@@ -112,14 +133,21 @@ void ExpertFeed::take_arrived(const ExpertCall& call) {
 
 void ExpertFeed::take_promised(const ExpertCall& call) {
   const auto is_copied = [&](const Arriving& each) { return slots_.loader().is_copied(each.lease); };
-  if (std::ranges::all_of(lists_.arriving, is_copied))
+  if (std::ranges::all_of(lists_.arriving, is_copied)) {
     for (const Arriving& each : lists_.arriving) call.commands().after(slots_.copy_to(each.lease));
-  else
+  } else {
     call.recorder.hold();
+    holds_for_reads_ = true;
+  }
   for (const Arriving& each : lists_.arriving) take(call, each.group, slots_.cache().share(each.lease));
 }
 
 void ExpertFeed::let_go(Recorder& recorder, StepStats& stats) {
+  const bool holds_for_reads = std::exchange(holds_for_reads_, false);
+  if (cpu_ && cpu_->any()) {
+    cpu_->finish();
+    if (!holds_for_reads) recorder.release();
+  }
   if (!arriving()) return;
   const Stopwatch watch;
   std::exception_ptr failure;
@@ -140,7 +168,12 @@ void ExpertFeed::record_experts(const ExpertCall& call) {
   lists_.jobs.clear();
 }
 
+void ExpertFeed::record_x(const ExpertCall& call) {
+  if (cpu_ && cpu_->serves(call)) cpu_->record_x(call);
+}
+
 void ExpertFeed::record_places(const ExpertCall& call) {
+  if (lists_.jobs.empty() && lists_.arriving.empty()) return;
   const Mirrored table = slots_.table(call.layer());
   const ExpertMatrices first = slots_.matrices(call.layer(), 0);
   const SlotCacheShape& shape = slots_.cache().shape();
@@ -149,17 +182,29 @@ void ExpertFeed::record_places(const ExpertCall& call) {
     places[job.index] = static_cast<uint64_t>(job.expert.gate.weight.offset - first.gate.weight.offset);
   for (const Arriving& each : lists_.arriving)
     places[each.group.expert] = static_cast<uint64_t>(each.lease.slot() * shape.slot_bytes);
+  const int64_t some = lists_.jobs.empty() ? lists_.arriving.front().group.expert : lists_.jobs.front().index;
+  if (cpu_)
+    for (const int64_t expert : cpu_->experts()) places[expert] = places[some];
   table.upload(call.commands(), shape.experts * 8);
 }
 
 void ExpertFeed::record_chosen(const ExpertCall& call) {
+  if (lists_.jobs.empty() && lists_.arriving.empty()) return;
   if (arriving()) take_promised(call);
   lists_.jobs.clear();
   call.block.record_chosen(call.commands(), call.scratch, call.n, slots_.store().experts(call.layer()),
                            slots_.table(call.layer()).device, slots_.matrices(call.layer(), 0));
 }
 
+void ExpertFeed::record_from_cpu(const ExpertCall& call) {
+  if (!cpu_ || !cpu_->any()) return;
+  call.recorder.hold();
+  cpu_->record_outputs(call);
+}
+
 void ExpertFeed::abandon() {
+  if (cpu_) cpu_->finish();
+  holds_for_reads_ = false;
   prefetcher_.forget();
   lists_.arriving.clear();
   lists_.jobs.clear();

@@ -10,14 +10,15 @@
 #include "engine/experts/expert_call.h"
 #include "engine/experts/expert_groups.h"
 #include "engine/experts/expert_slots.h"
+#include "engine/experts/experts_on_cpu.h"
 #include "engine/experts/prefetcher.h"
 
 namespace moeflux {
 
 class ExpertFeed {
  public:
-  // `experts` is how many a layer has.
-  ExpertFeed(ExpertSlots& slots, Prefetcher& prefetcher, int64_t experts);
+  // `experts` is how many a layer has. `cpu`, null if there is none, may compute those of one token.
+  ExpertFeed(ExpertSlots& slots, Prefetcher& prefetcher, ExpertsOnCpu* cpu, int64_t experts);
   static int64_t planned_tables(int64_t experts) { return planned_bytes<Lists>(experts); }
   int64_t tables() const { return held_bytes(lists_); }
 
@@ -45,13 +46,17 @@ class ExpertFeed {
   // Records the experts that are there, once each. Their slots are kept until the batch at hand is done.
   void record_experts(const ExpertCall& call);
 
+  // Before the router speaks: records that what experts read comes to the host, if any may be computed there.
+  void record_x(const ExpertCall& call);
   // Records where all that were picked lie, and these, which the device looks up there. Those on their way are taken as
-  // by `take_promised`.
+  // by `take_promised`. In place of those that the CPU computes the device computes others, of which nobody asks.
   void record_places(const ExpertCall& call);
   void record_chosen(const ExpertCall& call);
+  // Records that what the CPU makes of its experts takes the place of these.
+  void record_from_cpu(const ExpertCall& call);
 
-  // After a submission: waits for the reads and copies that the batch holds for, and releases it. Throws what went
-  // wrong.
+  // After a submission: waits for what the batch holds for, and releases it. That is reads, copies, and the CPU. Throws
+  // what went wrong.
   void let_go(Recorder& recorder, StepStats& stats);
   void abandon();
 
@@ -77,12 +82,15 @@ class ExpertFeed {
   void sort_out(const ExpertCall& call, std::span<const ExpertGroups::Group> picked);
   void read_missing(const ExpertCall& call);
   void await_slots(const ExpertCall& call);
+  void leave_on_cpu(const ExpertCall& call);
   void take(const ExpertCall& call, const ExpertGroups::Group& group, Lease lease);
 
   ExpertSlots& slots_;
   Prefetcher& prefetcher_;
+  ExpertsOnCpu* cpu_;
   Lists lists_;
   size_t next_missing_ = 0;
+  bool holds_for_reads_ = false;
 };
 
 }  // namespace moeflux

@@ -20,6 +20,7 @@ class HostSlots {
   LowerSlots& lower() { return lower_; }
   // Of the copy to a slot of the device.
   const Ticket& copy_to(int64_t upper) const { return copies_.to(upper); }
+  View slot(int64_t slot) const { return {memory_.get(), slot * cache_.shape().slot_bytes}; }
   int64_t count() const { return cache_.shape().slots; }
   int64_t filled() const { return cache_.filled(); }
   // Bytes of the slots, and of lists: held, and planned.

@@ -117,14 +117,14 @@ void Prefetcher::propose(const RoutedExpertsBlock& next, int64_t rows) {
     }
 }
 
-void Prefetcher::begin(ExpertLoader& loader, int64_t layer, StepStats& stats) {
+void Prefetcher::begin(ExpertLoader& loader, int64_t layer, StepStats& stats, bool from_files) {
   // The next layer demands at least so many slots for one token; a guess takes none of them.
   const int64_t keep = experts_per_token_;
   const int64_t parts = rows_ == 1 ? single_parts : 1;
   const size_t before = lists_.guessed.size();
   for (; wants_more(); ++next_) {
     const int32_t expert = lists_.proposed[next_];
-    if (loader.needs_no_guess(layer + 1, expert)) continue;
+    if (from_files ? loader.has(layer + 1, expert) : loader.needs_no_guess(layer + 1, expert)) continue;
     if (!loader.guess(layer + 1, expert, keep, parts)) break;
     lists_.guessed.push_back(expert);
   }

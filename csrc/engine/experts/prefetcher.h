@@ -94,8 +94,8 @@ class Prefetcher {
   // Takes the experts that `rows` tokens would pick in the next layer, as its router has guessed.
   void propose(const RoutedExpertsBlock& next, int64_t rows);
   // Begins to read guessed experts for which there are slots. There are none while `layer` has more to read, which
-  // takes all. Reads for a single token begin at once or never.
-  void begin(ExpertLoader& loader, int64_t layer, StepStats& stats);
+  // takes all. Reads for a single token begin at once or never. `from_files`: experts in slots below stay there.
+  void begin(ExpertLoader& loader, int64_t layer, StepStats& stats, bool from_files = false);
   // Whether there are more reads to begin, once there are slots.
   bool wants_more() const { return next_ < lists_.proposed.size(); }
   // The router of `layer` has spoken. Drops what was guessed and not picked.

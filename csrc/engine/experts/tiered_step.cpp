@@ -6,6 +6,7 @@ void run_tiered_step(const ExpertCall& call, Picks& picks, ExpertFeed& feed, int
   call.block.record_route_apart(call.commands(), call.scratch, call.n, call.guess_rows);
   call.block.record_shared_inner(call.commands(), call.scratch, call.n);
   call.block.record_picks(call.commands(), call.n, call.guess_rows);
+  feed.record_x(call);
 
   // The batch must not hold leases on slots that this layer needs.
   const bool runs_on = slots >= 2 * call.block.per_token();
@@ -14,6 +15,7 @@ void run_tiered_step(const ExpertCall& call, Picks& picks, ExpertFeed& feed, int
   feed.record_places(call);  // first: a copy ends what the device may run as one
   call.block.record_shared_down(call.commands(), call.n);
   feed.record_chosen(call);
+  feed.record_from_cpu(call);
   call.block.record_sum(call.commands(), call.scratch, call.n);
   call.stats.beside_seconds += call.laps.lap();
 }

@@ -247,6 +247,10 @@ HELP: dict[str, tuple[str | None, str]] = {
     "reads": (None, "how experts are read, past the page cache or through it; default: auto"),
     "cache": (None, "which expert goes when another needs its place; default: lru"),
     "look_ahead": (None, "read ahead what the next layer may need; auto, the default: while it pays"),
+    "cpu_experts": (
+        None,
+        "compute experts in host slots on the CPU, with a GPU's bits: auto, where it is faster; default: off",
+    ),
     "speculate": (
         None,
         "evaluate likely next tokens ahead: lookup, what followed before in the text; mtp, what the layer says that "

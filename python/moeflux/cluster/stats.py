@@ -23,6 +23,7 @@ class FarStats:
     bytes_read: int = 0
     expert_hits: int = 0
     expert_misses: int = 0
+    experts_on_cpu: int = 0
     host_hits: int = 0
     bytes_copied: int = 0
     ngram_hits: int = 0

@@ -16,6 +16,7 @@ Precision = Literal["auto", "exact"]
 Reads = Literal["auto", "direct", "buffered"]
 CachePolicy = Literal["lru", "lfu", "none"]
 LookAhead = Literal["auto", "on", "off"]
+CpuExperts = Literal["off", "auto", "all"]
 Speculate = Literal["off", "auto", "lookup", "mtp"]
 
 MAX_DEVICES = 256
@@ -42,6 +43,7 @@ class LoadOptions(TypedDict, total=False):
     reads: Reads
     cache: CachePolicy
     look_ahead: LookAhead
+    cpu_experts: CpuExperts
     speculate: Speculate
     verify_reads: bool
     layers: tuple[int, int] | None
@@ -67,6 +69,7 @@ DEFAULTS: LoadOptions = {
     "reads": "auto",
     "cache": "lru",
     "look_ahead": "auto",
+    "cpu_experts": "off",
     "speculate": "off",
     "verify_reads": False,
     "layers": None,

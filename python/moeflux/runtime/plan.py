@@ -242,21 +242,21 @@ class _Planner:
         return self.device_fixed | self.model_parts(_core.device_footprint, choice) if self.apart else {}
 
     def model_parts(self, footprint: Callable[..., _core.Footprint], choice: _Choice) -> dict[str, int]:
-        options = self.options
         sizes = footprint(
             self.directory,
-            backend=options["backend"],
+            backend=self.options["backend"],
             readers=self.readers,
             expert_slots=choice.slots,
             host_slots=choice.host_slots,
             ring_depth=self.ring_depth,
             chunk=choice.chunk,
             reads=choice.reads,
-            cache=options["cache"],
-            speculate=options["speculate"],
-            verify_reads=options["verify_reads"],
+            cache=self.options["cache"],
+            cpu_experts=self.options["cpu_experts"],
+            speculate=self.options["speculate"],
+            verify_reads=self.options["verify_reads"],
             max_context=choice.context,
-            kv_dtype=options["kv_dtype"],
+            kv_dtype=self.options["kv_dtype"],
         )
         engine = {name: getattr(sizes, field) for name, field in ENGINE_PARTS.items()}
         return engine | {k: self.sessions * getattr(sizes, field) for k, field in SESSION_PARTS.items()}
