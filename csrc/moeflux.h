@@ -116,9 +116,9 @@ struct StepStats {
   // row's counts.
   int64_t expert_hits = 0;
   int64_t expert_misses = 0;   // experts that had to be brought and were not on their way
-  int64_t experts_on_cpu = 0;  // those of them that the CPU computed, so that they were not brought
   int64_t host_hits = 0;       // those of them that were in slots of the host's memory, or on their way there
-  int64_t bytes_copied = 0;    // of experts, from there to the device's memory
+  int64_t experts_on_cpu = 0;  // of host_hits, those that the CPU computed, so that they were not brought
+  int64_t bytes_copied = 0;    // of experts, from slots of the host's memory to the device's
   int64_t ngram_hits = 0;      // rows of n-gram tables found in memory, or on their way there
   int64_t ngram_misses = 0;    // rows that had to be read and were not on their way
   int64_t submissions = 0;     // batches given to the backend

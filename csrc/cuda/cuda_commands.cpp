@@ -251,7 +251,7 @@ void CudaCommands::copy(View from, View to, int64_t bytes) {
     if (bytes == 0) return;
     made_.reset();
     const bool from_host = from.buffer->memory() != Memory::device, to_host = to.buffer->memory() != Memory::device;
-    const int64_t most = from_host ? (is_held_ ? most_fetched_bytes : 0)
+    const int64_t most = from_host ? (launches_.is_held() ? most_fetched_bytes : 0)
                          : to_host ? most_crossing_bytes
                                    : most_copied_bytes;
     const WordsPlaces places = {address<const uint32_t>(from), address<uint32_t>(to)};

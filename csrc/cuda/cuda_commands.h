@@ -442,7 +442,6 @@ class CudaCommands : public Commands {
                RowsGated, RowsProduct, RowsForward, RowsAppended, Copies, Surveys>
       waiting_;
   std::optional<MadeDigits> made_;
-  bool is_held_ = false;  // what is recorded now begins when the host says so
   // Of this batch:
   std::vector<RowTable> row_tables_;
   std::vector<SessionTable> session_tables_;

@@ -118,6 +118,8 @@ class Launches {
   // As Commands has them.
   virtual void mark() = 0;
   virtual int64_t hold() = 0;
+  // Whether what is recorded now begins when the host says so.
+  virtual bool is_held() const = 0;
   virtual void after(const Ticket& copy) = 0;
 
  protected:

@@ -68,8 +68,7 @@ void Recording::copy(View from, View to, int64_t bytes) {
   if (bytes == 0) return;
   const bool from_host = from.buffer->memory() != Memory::device, to_host = to.buffer->memory() != Memory::device;
   const bool are_few = bytes <= most_crossing_bytes && bytes % word_bytes == 0;
-  const auto is_hold = [](const Item& item) { return item.kind == Item::Kind::hold; };
-  if (are_few && from_host && !to_host && std::ranges::none_of(work_.items, is_hold)) {
+  if (are_few && from_host && !to_host && !is_held_) {
     for (const Item& item : given(from, to, bytes)) work_.items.push_back(item);
     return;
   }
@@ -121,6 +120,7 @@ void Recording::mark() {
 
 int64_t Recording::hold() {
   const int64_t number = ++backend_.last_hold_;
+  is_held_ = true;
   if (!error_) work_.items.push_back({.kind = Item::Kind::hold, .number = number});
   return number;
 }

@@ -38,6 +38,7 @@ class Recording final : public Launches {
   const Chip& chip() const override;
   void mark() override;
   int64_t hold() override;
+  bool is_held() const override { return is_held_; }
   void after(const Ticket& copy) override;
 
   // Takes what the host has written in lists and for copies, and brings lists before the first launch. Nothing is
@@ -62,6 +63,7 @@ class Recording final : public Launches {
 
   CudaBackend& backend_;
   Work work_;
+  bool is_held_ = false;
   std::vector<ListRoom> lists_;
   std::vector<Given> given_;
 };

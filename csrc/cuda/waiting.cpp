@@ -13,7 +13,6 @@ void CudaCommands::mark() {
 
 int64_t CudaCommands::hold() {
   launches_.attempt([&] { finish(); });
-  is_held_ = true;
   return launches_.hold();
 }
 

@@ -12,7 +12,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <variant>
 
 #include "core/error.h"
 #include "engine/engine.h"
@@ -41,11 +40,6 @@ constexpr int64_t max_picks = int64_t{1} << 24;
 std::span<const int32_t> view_of(const Tokens& tokens) {
   if (tokens.ndim() != 1) throw ArgumentError(concat("tokens: expected one dimension, found ", tokens.ndim()));
   return {tokens.data(), static_cast<size_t>(tokens.size())};
-}
-
-std::span<const int32_t> view_of(const std::variant<int32_t, Tokens>& tokens) {
-  if (const auto* const token = std::get_if<int32_t>(&tokens)) return {token, 1};
-  return view_of(std::get<Tokens>(tokens));
 }
 
 void check_floats(const char* what, const py::array& found, const std::vector<py::ssize_t>& shape, bool writeable) {
@@ -111,10 +105,9 @@ std::pair<int64_t, int64_t> layers_of(const Of& of) {
   return {range.first, range.last};
 }
 
-// A session, its next token or tokens, room for what all of them yield, and the hidden rows that they begin with. That
-// room is for logits, where they are wanted, or for hidden rows, with an engine that has not the last layer. The token
-// is tried first, because to try the tokens makes an empty array.
-using Piece = std::tuple<Session*, std::variant<int32_t, Tokens>, std::optional<py::array>, std::optional<py::array>>;
+// A session, its next tokens, room for what all of them yield, and the hidden rows that they begin with. That room is
+// for logits, where they are wanted, or for hidden rows, with an engine that has not the last layer.
+using Piece = std::tuple<Session*, Tokens, std::optional<py::array>, std::optional<py::array>>;
 
 // The serial of each session's logits, and what is wrong with it, if anything is.
 std::vector<std::pair<int64_t, std::string>> evaluate(Engine& engine, const std::vector<Piece>& pieces, bool logits,
@@ -243,9 +236,11 @@ void register_stats(py::module_& m) {
                     "Rows of n-gram tables found in memory, or on their way there.")
       .def_readonly("ngram_misses", &StepStats::ngram_misses,
                     "Rows of n-gram tables that had to be read and were not on their way.")
-      .def_readonly("expert_misses", &StepStats::expert_misses, "Experts to be brought that were not on their way.")
-      .def_readonly("host_hits", &StepStats::host_hits, "Those of them that were in the host's slots, or on the way.")
-      .def_readonly("experts_on_cpu", &StepStats::experts_on_cpu, "Those of these that the CPU computed.")
+      .def_readonly("expert_misses", &StepStats::expert_misses,
+                    "Experts that had to be brought and were not on their way.")
+      .def_readonly("host_hits", &StepStats::host_hits,
+                    "Those of them that were in slots of the host's memory, or on their way there.")
+      .def_readonly("experts_on_cpu", &StepStats::experts_on_cpu, "Those of host_hits that the CPU computed.")
       .def_readonly("bytes_copied", &StepStats::bytes_copied, "Bytes of experts copied from there to the device.")
       .def_readonly("submissions", &StepStats::submissions, "How many batches the backend was given.")
       .def_readonly("waits", &StepStats::waits, "How many times the host waited for a batch.")
@@ -459,9 +454,9 @@ void register_engine(py::module_& m, Class<Testing>& testing) {
           },
           py::arg("max_context") = 0, py::arg("kv_dtype") = "f32", py::arg("max_checkpoints") = 4)
       .def("evaluate", &evaluate, py::arg("work"), py::arg("logits"), py::arg("cancel") = py::none(),
-           "Evaluates (session, tokens, out, hidden) together, where a single token may be an int: `out` is room for "
-           "the logits of all tokens, or, without the last layer, for hidden rows; `hidden` are those of the layer "
-           "before, if there is one. Returns (the serial of its logits, what is wrong with it) for each session.");
+           "Evaluates (session, tokens, out, hidden) together: `out` is room for the logits of all tokens, or, without "
+           "the last layer, for hidden rows; `hidden` are those of the layer before, if there is one. Returns (the "
+           "serial of its logits, what is wrong with it) for each session.");
 
   define_plain_step(engines, session);
 

@@ -1062,17 +1062,17 @@ class StepStats:
     @property
     def expert_misses(self) -> int:
         """
-        Experts to be brought that were not on their way.
+        Experts that had to be brought and were not on their way.
         """
     @property
     def experts_on_cpu(self) -> int:
         """
-        Those of these that the CPU computed.
+        Those of host_hits that the CPU computed.
         """
     @property
     def host_hits(self) -> int:
         """
-        Those of them that were in the host's slots, or on the way.
+        Those of them that were in slots of the host's memory, or on their way there.
         """
     @property
     def look_ahead_pays(self) -> bool | None:
@@ -1343,7 +1343,7 @@ class Engine:
         work: collections.abc.Sequence[
             tuple[
                 Session,
-                int | typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+                typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
                 numpy.typing.NDArray[typing.Any] | None,
                 numpy.typing.NDArray[typing.Any] | None,
             ]
@@ -1352,7 +1352,7 @@ class Engine:
         cancel: Cancel | None = None,
     ) -> list[tuple[int, str]]:
         """
-        Evaluates (session, tokens, out, hidden) together, where a single token may be an int: `out` is room for the logits of all tokens, or, without the last layer, for hidden rows; `hidden` are those of the layer before, if there is one. Returns (the serial of its logits, what is wrong with it) for each session.
+        Evaluates (session, tokens, out, hidden) together: `out` is room for the logits of all tokens, or, without the last layer, for hidden rows; `hidden` are those of the layer before, if there is one. Returns (the serial of its logits, what is wrong with it) for each session.
         """
     def evaluate_step(self, work: typing.Any, kind: type, cancel: Cancel | None = None) -> list[int] | None:
         """

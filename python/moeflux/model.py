@@ -364,9 +364,10 @@ def load(
                   ("lfu"), or every one as soon as it is computed ("none")
     look_ahead    read what the next layer will likely need while this one computes: "on", "off", or "auto": while
                   tokens come faster with it than without
-    cpu_experts   there, whether the CPU computes experts of a token that lie in host slots, so that they need not be
-                  moved: "off"; "auto": where that is faster than the bus, as many as it can while the others are
-                  moved, which is measured when the model is loaded; "all". The CPU has the GPU's bits
+    cpu_experts   with host slots, whether the CPU computes experts of a token that lie there, so that they need not be
+                  moved to the GPU: "off"; "all"; "auto": where that is faster than the bus, as many as it can while
+                  the others are moved. How fast both are is measured when the model is loaded. The CPU has the bits
+                  of the GPU
     speculate     evaluate the tokens that are likely to come next together with the one before them. Those that come
                   are then there already. "lookup": what followed the last tokens where they stood before in the text;
                   "mtp": what the model's own layer for that says, if `moeflux convert --mtp` has kept it; "auto": that
@@ -441,7 +442,7 @@ class _Piece(NamedTuple):
     hidden: np.ndarray | None
 
 
-_Given = tuple[_core.Session, "np.ndarray | int", "np.ndarray | None", "np.ndarray | None"]
+_Given = tuple[_core.Session, "np.ndarray", "np.ndarray | None", "np.ndarray | None"]
 """As the engine takes a piece of work: with room for what all of its tokens yield, and their hidden rows."""
 
 

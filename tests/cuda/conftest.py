@@ -18,6 +18,13 @@ def emulated_gpu(on_cuda: str | None) -> Iterator[None]:
     cuda_gpu.remove(on_cuda)
 
 
+@pytest.fixture
+def any_gpu(on_cuda: str | None, request: pytest.FixtureRequest) -> None:
+    """The emulated one, or with --on-cuda=real that of this machine."""
+    if on_cuda != "real":
+        request.getfixturevalue("emulated_gpu")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def as_before(on_cuda: str | None) -> Iterator[None]:
     """For the tests of other folders, "auto" means afterwards what it meant before."""

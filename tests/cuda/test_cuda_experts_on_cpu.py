@@ -3,7 +3,6 @@ that of this machine. Whoever computes an expert changes no bit, and whatever fa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from support.engine import NEXT, evaluate, steps, survive, tokens
 from support.metal import needs_device
 from support.tiny_stores import gemma4, gpt_oss, hybrid
 
-pytestmark = needs_device
+pytestmark = [needs_device, pytest.mark.usefixtures("any_gpu")]
 
 
 def wide(variant: Variant) -> Variant:
@@ -35,17 +34,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("experts-on-cpu") / "hybrid"
     synth(path, VARIANT)
     return path
-
-
-@pytest.fixture(autouse=True)
-def device(on_cuda: str | None) -> Iterator[None]:
-    if on_cuda == "real":
-        yield
-        return
-    cuda_gpu.install()
-    yield
-    assert cuda_gpu.live_objects() == 0
-    cuda_gpu.remove(on_cuda)
 
 
 def load(path: Path, cpu_experts: str = "all", **options: object) -> moeflux.Model:

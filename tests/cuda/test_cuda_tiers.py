@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from support.engine import evaluate, tokens
 from support.metal import needs_device
 from support.tiny_stores import hybrid
 
-pytestmark = needs_device
+pytestmark = [needs_device, pytest.mark.usefixtures("any_gpu")]
 
 VARIANT = hybrid(layer_kinds=("linear", "full"), mlp_kinds=("moe",) * 2, vocab_size=384, num_experts=6)
 
@@ -29,17 +28,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cuda-tiers") / "hybrid"
     synth(path, VARIANT)
     return path
-
-
-@pytest.fixture(autouse=True)
-def device(on_cuda: str | None) -> Iterator[None]:
-    if on_cuda == "real":
-        yield
-        return
-    cuda_gpu.install()
-    yield
-    assert cuda_gpu.live_objects() == 0
-    cuda_gpu.remove(on_cuda)
 
 
 def load(path: Path, **options: object) -> moeflux.Model:

@@ -87,12 +87,12 @@ class FarEngine:
 
     def evaluate(
         self,
-        work: Sequence[tuple[FarSession, np.ndarray | int, np.ndarray | None, None]],
+        work: Sequence[tuple[FarSession, np.ndarray, np.ndarray | None, None]],
         logits: bool,
         cancel: Cancel | None = None,
     ) -> list[tuple[int, str]]:
         """As that of `_core.Engine`. It is given up before it begins, or not at all."""
-        pieces = [(session, np.atleast_1d(np.asarray(ids, np.int32)), every) for session, ids, every, _ in work]
+        pieces = [(session, np.asarray(ids, np.int32), every) for session, ids, every, _ in work]
         if len({id(session) for session, *_ in pieces}) < len(pieces):
             raise ArgumentError("evaluate: expected each session once, found one twice")
         for place, (session, ids, _) in enumerate(pieces):

@@ -209,15 +209,8 @@ class FarSession:
         out[...] = self.logits_array
         return out
 
-    def argmax(self, serial: int | None = None) -> int:
-        self._check_serial(serial)
-        found = int(self.logits_array.argmax())
-        self._check_serial(serial)
-        return found
-
-    def _check_serial(self, serial: int | None) -> None:
-        if serial is not None and serial != self.logits_serial:
-            raise StateError("logits: expected to be used before the session evaluates again, found used after")
+    def argmax(self) -> int:
+        return int(self.logits_array.argmax())
 
     def top_k(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The lower id wins a tie."""
