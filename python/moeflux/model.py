@@ -210,7 +210,7 @@ class Model:
         """If each session has one token, as in a list of (session, [token]). The device waits for all that is done here
         for each of them."""
         engine = self._open
-        if engine is None:  # it is said elsewhere which session is closed
+        if not isinstance(engine, _core.Engine):  # over several machines or GPUs, or closed, which is told elsewhere
             return None
         try:  # no `with`: it would take microseconds
             serials = engine.evaluate_step(work, Session, cancel)
