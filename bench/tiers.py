@@ -29,6 +29,7 @@ from moeflux import _core
 from moeflux.stores.store import open_store
 
 PROBE_SECONDS = 1.0
+PROBE_BYTES = 1 << 30  # beyond what a processor's caches hold, and soon made
 
 
 def main() -> None:
@@ -135,11 +136,13 @@ def measured(
 
 
 def bare_rate(store: Path, options: dict[str, Any], seed: int) -> float:
-    """Bytes per second of the engine's readers when they do nothing but read random experts, into as many slots."""
+    """Bytes per second of the engine's readers when they do nothing but read random experts, into as many slots, or
+    into as many of them as no cache holds."""
     mode = "buffered" if options["reads"] == "buffered" else "direct"
     with open_store(store) as opened:
+        slots = min(options["host_slots"], PROBE_BYTES // _core.slot_bytes(opened.directory))
         _, count, seconds = _core.probe_expert_reads(
-            opened.directory, mode, options["readers"], PROBE_SECONDS, seed, options["host_slots"]
+            opened.directory, mode, options["readers"], PROBE_SECONDS, seed, slots
         )
     return float(count / seconds)
 
