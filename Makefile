@@ -72,15 +72,16 @@ $(READY): $(PACKAGE)
 demo: $(PACKAGE)
 	@$(BIN)/python tools/demo.py
 
-# All tests run in two processes, because every machine has two cores: the folders where models run and where GPUs are
-# emulated, and the others with what benchmarks compare. They are divided by folders, so that the same tests meet in one
-# process every time.
-RUNNING = tests/cuda tests/engine tests/gpu tests/io tests/metal tests/runtime
-OTHERS = $(filter-out $(RUNNING),$(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py))))) \
+# All tests run in three processes. Two compute, because every machine has two cores: the engine's folders and those where
+# GPUs are emulated, and the others with what benchmarks compare. In the third, most of the time is spent waiting for Ray.
+# They are divided by folders, so that the same tests meet in one process every time.
+ENGINE = tests/cuda tests/engine tests/gpu tests/io tests/metal
+WAITING = tests/cluster tests/replicas
+OTHERS = $(filter-out $(ENGINE) $(WAITING),$(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py))))) \
          $(addprefix bench/ops/test_ops.py::,test_every_op_is_measured test_numpy_computes_the_same)
 
 test: $(READY)
-	@$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),bash tools/test.sh $(BIN)/python "$(RUNNING)" "$(OTHERS)")
+	@$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),bash tools/test.sh $(BIN)/python "$(ENGINE)" "$(OTHERS)" "$(WAITING)")
 	@$(if $(ARGS),,$(BIN)/python tests/page/run.py --where-possible build/page)
 
 SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*/*.inl csrc/*/*.mm metal/*.h metal/*.metal cuda/*.h cuda/*.cuh gpu/*.h) \

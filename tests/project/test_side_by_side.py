@@ -1,4 +1,4 @@
-"""tools/test.sh, by which `make test` runs two processes: what both say is told, and either fails the whole."""
+"""tools/test.sh, by which `make test` runs several processes: what each says is told, and any fails the whole."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ SCRIPT = ROOT / "tools" / "test.sh"
 pytestmark = pytest.mark.skipif(not SCRIPT.exists() or not shutil.which("make"), reason="this is no source tree")
 
 
-@pytest.mark.parametrize(("first", "second"), [(True, True), (False, True), (True, False)])
-def test_both_are_told_and_count(tmp_path: Path, first: bool, second: bool) -> None:
-    for name, good in (("first", first), ("second", second)):
-        (tmp_path / f"test_{name}.py").write_text(f"def test_it():\n    assert {good}, 'said by {name}'\n")
+NAMES = ("first", "second", "third")
+
+
+@pytest.mark.parametrize("bad", [None, *NAMES])
+def test_all_are_told_and_count(tmp_path: Path, bad: str | None) -> None:
+    for name in NAMES:
+        (tmp_path / f"test_{name}.py").write_text(f"def test_it():\n    assert {name != bad}, 'said by {name}'\n")
     # An interpreter that finds no package to import, and the settings of no project.
     (tmp_path / "python").write_text(
         f'#!/bin/sh\n[ "$1" = -c ] || exec "{sys.executable}" -m pytest -p no:cacheprovider -c /dev/null "$4"\n'
     )
     (tmp_path / "python").chmod(0o755)
-    command = ["bash", SCRIPT, tmp_path / "python", tmp_path / "test_first.py", tmp_path / "test_second.py"]
+    command = ["bash", SCRIPT, tmp_path / "python", *(tmp_path / f"test_{name}.py" for name in NAMES)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode == 0) == (first and second)
-    for name, good in (("first", first), ("second", second)):
-        assert (f"said by {name}" in done.stdout) != good
-        assert (f"failed: {tmp_path}/test_{name}.py\n" in done.stdout) != good
+    assert (done.returncode == 0) == (bad is None)
+    for name in NAMES:
+        assert (f"said by {name}" in done.stdout) == (name == bad)
+        assert (f"failed: {tmp_path}/test_{name}.py\n" in done.stdout) == (name == bad)
 
 
 def test_every_room_is_in_one_of_them() -> None:
     made = subprocess.run(["make", "-n", "test", "ARGS="], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     [line] = [line for line in made.splitlines() if line.startswith("bash tools/test.sh")]
-    _, first, _, second, _ = line.split('"')
+    lists = line.split('"')[1::2]
     rooms = sorted({f"tests/{file.parent.name}" for file in ROOT.glob("tests/*/test_*.py")})
-    assert sorted(name for name in [*first.split(), *second.split()] if name.startswith("tests/")) == rooms
+    assert sorted(name for part in lists for name in part.split() if name.startswith("tests/")) == rooms
