@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <exception>
 #include <limits>
+#include <stdexcept>
 #include <utility>
 
 #include "core/arena.h"
@@ -13,41 +15,42 @@
 #include "cuda/model_units.h"
 
 namespace moeflux::cuda {
+
+// What became of a batch: it was launched as number `last`, or not at all, and then `error` says why. `mark` is null if
+// it has none.
+struct Fate {
+  bool is_known = false;
+  int64_t last = 0;
+  std::shared_ptr<Event> mark{};
+  std::exception_ptr error{};
+};
+
 namespace {
 
 constexpr int64_t least_lists = 1 << 16;
 constexpr int64_t least_margin = int64_t{256} << 20;
 constexpr int64_t batches_ahead = 2;  // of a step that is recorded before the call that wants it
 
-using Released = std::atomic<uint32_t>;  // in memory that the GPU reads, too
-static_assert(sizeof(Released) == word_bytes && Released::is_always_lock_free);
-
-// A batch that was launched as number `last`, or not at all: then `error` says why. `mark` is null if it has none.
+// The ticket of a batch.
 class Departed final : public Ticket::State {
  public:
-  explicit Departed(std::shared_ptr<Flights> flights) : flights_(std::move(flights)) {}
-
-  void become(int64_t last, std::shared_ptr<Event> mark, std::exception_ptr error) {
-    last_ = last;
-    mark_ = std::move(mark);
-    error_ = std::move(error);
-  }
+  Departed(std::shared_ptr<Flights> flights, std::shared_ptr<Fate> fate)
+      : flights_(std::move(flights)), fate_(std::move(fate)) {}
 
   void wait() override {
-    if (last_) flights_->wait(last_);
-    if (error_) std::rethrow_exception(error_);
+    if (!fate_->is_known) throw std::logic_error("cuda: expected a batch that does not hold, found one that does");
+    if (fate_->last) flights_->wait(fate_->last);
+    if (fate_->error) std::rethrow_exception(fate_->error);
   }
   void reach() override {
-    if (!mark_ || error_ || mark_->wait() != success) return wait();
-    flights_->check(last_);
+    if (!fate_->mark || fate_->error || fate_->mark->wait() != success) return wait();
+    flights_->check(fate_->last);
   }
-  bool done() const override { return last_ == 0 || flights_->arrived(last_); }
+  bool done() const override { return fate_->is_known && (fate_->last == 0 || flights_->arrived(fate_->last)); }
 
  private:
   std::shared_ptr<Flights> flights_;
-  int64_t last_ = 0;
-  std::shared_ptr<Event> mark_;
-  std::exception_ptr error_;
+  std::shared_ptr<Fate> fate_;
 };
 
 // A copy beside the batches.
@@ -96,8 +99,16 @@ struct CudaBackend::Batch final : HasRecording, CudaCommands {
   explicit Batch(CudaBackend& backend) : HasRecording{Recording(backend)}, CudaCommands(recording) {}
 
   bool is_settled = false;
-  size_t brought = 0;                               // items, the first ones, that were launched by then
-  std::vector<std::optional<Graphs::Told>> told{};  // of its stretches, in order
+  size_t launched = 0;                             // items, the first ones
+  std::deque<std::optional<Graphs::Told>> told{};  // of the next stretches, if it is settled
+};
+
+// A batch that was submitted. It holds if not all of it was launched at once.
+struct CudaBackend::Submitted {
+  std::unique_ptr<Batch> batch;
+  std::shared_ptr<Event> end;
+  std::shared_ptr<Fate> fate;
+  std::shared_ptr<const void> kept;
 };
 
 namespace {
@@ -121,10 +132,7 @@ CudaBackend::CudaBackend(std::shared_ptr<Device> device, int64_t fail_at_op)
       copies_(device_),
       graphs_(device_),
       flights_(std::make_shared<Flights>(device_)),
-      released_(allocate(word_bytes, Memory::host_visible, "holds")),
-      spare_(std::make_shared<Spare>()) {
-  new (released_->host()) Released(0);
-}
+      spare_(std::make_shared<Spare>()) {}
 
 CudaBackend::~CudaBackend() {
   release(last_hold_);
@@ -141,12 +149,12 @@ int64_t CudaBackend::max_bytes(const Device& device) {
 
 int64_t CudaBackend::prepared_host_bytes(const WorkSizes& sizes) {
   const int64_t lists = arena_bytes(std::max(least_lists, CudaCommands::list_bytes(sizes)));
-  return arena_bytes(word_bytes) + (sizes.batches + batches_ahead) * lists;
+  return (sizes.batches + batches_ahead) * lists;
 }
 
 int64_t CudaBackend::prepared_bytes(const WorkSizes& sizes) {
   // Host and device each have room for lists.
-  int64_t bytes = 2 * prepared_host_bytes(sizes) - arena_bytes(word_bytes);
+  int64_t bytes = 2 * prepared_host_bytes(sizes);
   for (const RoomSize& room : CudaCommands::rooms(sizes))
     if (room.bytes) bytes += arena_bytes(room.bytes);
   return bytes;
@@ -183,7 +191,7 @@ std::unique_ptr<Buffer> CudaBackend::allocate(int64_t bytes, Memory memory, cons
 }
 
 int64_t CudaBackend::prepare(const WorkSizes& sizes) {
-  const int64_t before = held() - arena_bytes(word_bytes);
+  const int64_t before = held();
   const std::vector<RoomSize> rooms = CudaCommands::rooms(sizes);
   rooms_.resize(rooms.size());
   is_prepared_ = true;
@@ -255,71 +263,92 @@ void CudaBackend::settle(Commands& commands) {
   const Work& work = recording.work();
   const std::span<const Item> items = work.items;
   batch.is_settled = true;
-  for (; batch.brought < items.size() && items[batch.brought].brings; ++batch.brought)
-    run(items[batch.brought], work, nullptr);
-  for (size_t begin = batch.brought; begin < items.size(); ++begin) {
-    const auto stretch = items.subspan(begin, stretch_of(items.subspan(begin)));
-    batch.told.push_back(graphs_.tell(stretch, work));
-    begin += stretch.size();
+  for (; batch.launched < items.size() && items[batch.launched].brings; ++batch.launched)
+    run(items[batch.launched], work, nullptr);
+  for (size_t next = batch.launched; next < items.size();) {
+    const size_t stretch = stretch_of(items.subspan(next));
+    if (stretch) batch.told.push_back(graphs_.tell(items.subspan(next, stretch), work));
+    next += std::max<size_t>(1, stretch);
   }
 }
 
 Ticket CudaBackend::submit(std::unique_ptr<Commands> commands) {
-  auto& batch = static_cast<Batch&>(*commands);
-  Recording& recording = batch.recording;
-  if (!batch.is_settled) {
-    batch.end();
+  std::unique_ptr<Batch> batch(static_cast<Batch*>(commands.release()));
+  Recording& recording = batch->recording;
+  if (!batch->is_settled) {
+    batch->end();
     recording.complete();
   }
-  const Work& work = recording.work();
   std::exception_ptr error = recording.take_error();
-  if (!error && work.items.empty()) return {};
-  auto departed = std::make_unique<Departed>(flights_);  // first: so what departs has a ticket, whatever fails
+  const std::vector<Item>& items = recording.work().items;
+  if (!error && items.empty()) return {};
+  // First: so what departs has a ticket, whatever fails.
+  const auto fate = std::make_shared<Fate>();
+  auto ticket = std::make_unique<Departed>(flights_, fate);
   if (error) {
-    departed->become(0, nullptr, std::move(error));
-    return Ticket(std::move(departed));
+    *fate = {.is_known = true, .error = std::move(error)};
+    return Ticket(std::move(ticket));
   }
   const auto end = std::make_shared<Event>(device_, Waiting::spins);
   const auto is_mark = [](const Item& item) { return item.kind == Item::Kind::mark; };
-  const auto mark =
-      std::ranges::any_of(work.items, is_mark) ? std::make_shared<Event>(device_, Waiting::spins) : nullptr;
+  if (std::ranges::any_of(items, is_mark)) fate->mark = std::make_shared<Event>(device_, Waiting::spins);
   const auto lists = std::make_shared<std::vector<ListRoom>>(std::move(recording.lists()));
   const std::shared_ptr<const void> kept(nullptr, [lists, spare = spare_](const void*) {
     for (ListRoom& room : *lists) spare->add(std::move(room));
   });
-  try {
-    run(batch, mark.get());
-  } catch (...) {
-    error = std::current_exception();
-  }
-  if (const Result result = end->record(batches_); result != success) {
-    if (!error) error = std::make_exception_ptr(DeviceError(failure_of(result)));
-    release(last_hold_);  // nobody can wait for an event, so all that was launched must end here
-    const Current current(*device_);
-    device_->api().wait_stream(batches_.handle());
-  }
-  departed->become(flights_->depart(end, kept), mark, std::move(error));
-  return Ticket(std::move(departed));
+  submitted_.push_back({std::move(batch), end, fate, kept});
+  launch_submitted();
+  return Ticket(std::move(ticket));
 }
 
-void CudaBackend::run(const Batch& batch, Event* mark) {
+// In order, up to the first that holds.
+void CudaBackend::launch_submitted() {
+  for (; !submitted_.empty(); submitted_.pop_front()) {
+    const Submitted& first = submitted_.front();
+    Fate& fate = *first.fate;
+    try {
+      if (!run(*first.batch, fate.mark.get())) return;
+    } catch (...) {
+      fate.error = std::current_exception();
+    }
+    try {
+      if (const Result result = first.end->record(batches_); result != success) throw DeviceError(failure_of(result));
+      fate.last = flights_->depart(first.end, first.kept);
+    } catch (...) {  // nobody can wait for an event, so all that was launched must end here
+      if (!fate.error) fate.error = std::current_exception();
+      const Current current(*device_);
+      device_->api().wait_stream(batches_.handle());
+    }
+    fate.is_known = true;
+  }
+}
+
+// False if it holds.
+bool CudaBackend::run(Batch& batch, Event* mark) {
   const Current current(*device_);
   const Work& work = batch.recording.work();
-  const std::span<const Item> items = work.items;
-  auto told = batch.told.begin();
-  for (size_t begin = batch.brought; begin < items.size(); ++begin) {
-    const auto stretch = items.subspan(begin, stretch_of(items.subspan(begin)));
-    run_stretch(stretch, work, batch.is_settled ? *told++ : graphs_.tell(stretch, work));
-    begin += stretch.size();
-    if (begin < items.size()) run(items[begin], work, mark);
+  for (size_t& next = batch.launched; next < work.items.size();) {
+    const std::span<const Item> left = std::span(work.items).subspan(next);
+    if (left.front().kind == Item::Kind::hold && left.front().number > released_) return false;
+    const std::span<const Item> stretch = left.first(stretch_of(left));
+    if (stretch.empty()) {
+      run(work.items[next++], work, mark);
+      continue;
+    }
+    std::optional<Graphs::Told> told;
+    if (batch.is_settled) {
+      told = std::move(batch.told.front());
+      batch.told.pop_front();
+    } else {
+      told = graphs_.tell(stretch, work);
+    }
+    // Since the batch was settled, the graph may have been told another.
+    while (told && !graphs_.launch(*told, batches_)) told = graphs_.tell(stretch, work);
+    if (!told)
+      for (const Item& item : stretch) run(item, work, nullptr);
+    next += stretch.size();
   }
-}
-
-void CudaBackend::run_stretch(std::span<const Item> items, const Work& work, std::optional<Graphs::Told> told) {
-  // Since the batch was settled, the graph may have been told another.
-  while (told && !graphs_.launch(*told, batches_)) told = graphs_.tell(items, work);
-  if (!told)
-    for (const Item& item : items) run(item, work, nullptr);
+  return true;
 }
 
 void CudaBackend::run(const Item& item, const Work& work, Event* mark) {
@@ -336,19 +365,15 @@ void CudaBackend::run(const Item& item, const Work& work, Event* mark) {
     case Item::Kind::mark:
       return check(mark->record(batches_), "cuda: cuEventRecord");
     case Item::Kind::hold:
-      return check(api.hold_stream(stream, device_address({released_.get()}), static_cast<uint32_t>(item.number),
-                                   wait_until_at_least),
-                   "cuda: cuStreamWaitValue32");
+      return;  // it is over
     case Item::Kind::after:
       return check(item.event->hold(batches_), "cuda: cuStreamWaitEvent");
   }
 }
 
 void CudaBackend::release(int64_t number) {
-  const std::lock_guard lock(release_mutex_);
-  auto& released = *reinterpret_cast<Released*>(released_->host());
-  const auto value = static_cast<uint32_t>(number);
-  if (static_cast<int32_t>(value - released.load()) > 0) released.store(value);
+  released_ = std::max(released_, number);
+  launch_submitted();
 }
 
 // ---- Copies beside the batches --------------------------------------------------------------------------------------

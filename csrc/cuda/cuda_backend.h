@@ -7,8 +7,8 @@
 #pragma once
 
 #include <atomic>
+#include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -59,6 +59,7 @@ class CudaBackend final : public Backend {
  private:
   friend class Recording;
   struct Batch;
+  struct Submitted;
   struct Spare;
 
   // Counts `bytes` more as held, until what it returns goes.
@@ -68,8 +69,8 @@ class CudaBackend final : public Backend {
   ListRoom make_lists(int64_t bytes);
   ListRoom take_lists(int64_t bytes);
   void give_back(ListRoom room);
-  void run(const Batch& batch, Event* mark);
-  void run_stretch(std::span<const Item> items, const Work& work, std::optional<Graphs::Told> told);
+  void launch_submitted();
+  bool run(Batch& batch, Event* mark);
   void run(const Item& item, const Work& work, Event* mark);
   template <typename Begin>
   Ticket transfer(const Begin& begin);
@@ -85,9 +86,9 @@ class CudaBackend final : public Backend {
   Stream copies_;
   Graphs graphs_;
   std::shared_ptr<Flights> flights_;
-  std::unique_ptr<Buffer> released_;  // a number: holds that batches need not wait for any more
-  std::mutex release_mutex_;
+  std::list<Submitted> submitted_;  // what holds, and what came behind it
   int64_t last_hold_ = 0;
+  int64_t released_ = 0;  // holds up to this one are over
   std::vector<std::unique_ptr<Buffer>> rooms_;
   bool is_prepared_ = false;
   std::vector<std::unique_ptr<Buffer>> outgrown_;  // rooms that a batch may still use

@@ -47,7 +47,6 @@ constexpr unsigned pin_mapped = 2;    // CU_MEMHOSTREGISTER_DEVICEMAP
 constexpr unsigned stream_non_blocking = 1;
 constexpr unsigned event_blocking_sync = 1;
 constexpr unsigned event_no_timing = 2;
-constexpr unsigned wait_until_at_least = 0;  // CU_STREAM_WAIT_VALUE_GEQ
 
 // CUDA_KERNEL_NODE_PARAMS_v1
 struct KernelNodeParams {
@@ -119,7 +118,6 @@ constexpr int driver_of_batches = 13000;   // as the driver says it
   call(make_stream, cuStreamCreate, Result(StreamHandle*, unsigned))                                                   \
   call(end_stream, cuStreamDestroy_v2, Result(StreamHandle))                                                           \
   call(wait_stream, cuStreamSynchronize, Result(StreamHandle))                                                         \
-  call(hold_stream, cuStreamWaitValue32_v2, Result(StreamHandle, Address, uint32_t, unsigned))                         \
   call(make_event, cuEventCreate, Result(EventHandle*, unsigned))                                                      \
   call(end_event, cuEventDestroy_v2, Result(EventHandle))                                                              \
   call(record_event, cuEventRecord, Result(EventHandle, StreamHandle))                                                 \

@@ -6,9 +6,9 @@
 namespace moeflux::cuda {
 namespace {
 
-constexpr size_t fewest_items = 6;  // shorter stretches gain nothing
-constexpr size_t long_items = 24;   // so many make it worth while to tell a graph all arguments anew
-constexpr size_t most_graphs = 128;
+constexpr size_t fewest_items = 6;    // shorter stretches gain nothing
+constexpr size_t long_items = 24;     // so many make it worth while to tell a graph all arguments anew
+constexpr size_t most_graphs = 1024;  // several of each layer of a large model, where each layer has its own
 
 bool same_kernel(const Item& a, const Item& b) { return a.kernel == b.kernel; }
 

@@ -35,7 +35,7 @@ struct Item {
   int64_t bytes = 0;
   // A hold:
   int64_t number = 0;
-  // What waits for an event, which is borrowed until the batch is submitted:
+  // What waits for an event, which is borrowed until the batch is launched:
   const Event* event = nullptr;
 };
 

@@ -142,6 +142,7 @@ def test_two_engines_on_one_gpu(store: Path) -> None:
 
 
 BESIDE_TORCH = """
+import threading
 import numpy as np, torch, moeflux
 def product():
     x = torch.arange(1 << 20, dtype=torch.float32, device="cuda").reshape(1024, 1024) / (1 << 20)
@@ -150,15 +151,26 @@ before = product()
 options = {"backend": "cuda", "context": 64, "chunk": 16, "memory": None}
 with moeflux.load(STORE, **options) as model:
     session = model.session()
-    expected = session.prefill([1, 2, 3, 4]).numpy().copy()
+    expected = [session.prefill([1, 2, 3, 4]).numpy().copy()]
+    expected += [session.step(token).numpy().copy() for token in range(40)]
     session.close()
+done = threading.Event()
+def take_and_give_back():  # which waits for all that the GPU does
+    while not done.is_set():
+        torch.empty(1 << 24, dtype=torch.uint8, device="cuda")
+        torch.cuda.empty_cache()
+other = threading.Thread(target=take_and_give_back)
+other.start()
 stream = torch.cuda.Stream()
 with moeflux.load(STORE, expert_slots=4, host_slots=6, **options) as model:
     session = model.session()
     with torch.cuda.stream(stream):
         beside = product()
-        logits = session.prefill([1, 2, 3, 4]).numpy().copy()
+        logits = [session.prefill([1, 2, 3, 4]).numpy().copy()]
+        logits += [session.step(token).numpy().copy() for token in range(40)]
     session.close()
+done.set()
+other.join()
 assert np.array_equal(logits, expected) and np.array_equal(before, beside) and np.array_equal(before, product())
 print("alike")
 """

@@ -43,7 +43,6 @@ class _Emulation(ctypes.Structure):
         ("devices", ctypes.c_int32),
         ("major", ctypes.c_int32),
         ("minor", ctypes.c_int32),
-        ("patience", ctypes.c_uint32),
         ("multiprocessors", ctypes.c_int32),
         ("checked", ctypes.c_bool),
     ]
@@ -64,7 +63,6 @@ class Emulation:
     devices: int = 1
     major: int = 9
     minor: int = 0
-    patience: int = 60_000  # milliseconds, after which a stream that holds is a deadlock
     multiprocessors: int = 4
     checked: bool = False  # every load and store
 

@@ -28,7 +28,7 @@ std::atomic<bool> broken = false;
 }  // namespace
 
 CudaEmulation& emulation() {
-  static CudaEmulation now = {0, 0, -1, 0, "", -1, uint64_t{12} << 30, 13000, 1, 9, 0, 60'000, 4, false};
+  static CudaEmulation now = {0, 0, -1, 0, "", -1, uint64_t{12} << 30, 13000, 1, 9, 0, 4, false};
   return now;
 }
 

@@ -1,11 +1,9 @@
 // NVIDIA's driver API over the emulated device: the calls of csrc/cuda/driver_api.h, with the names that libcuda has.
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 
 #include "cuda/driver_api.h"
@@ -302,21 +300,6 @@ EXPORT Result cuStreamSynchronize(api::StreamHandle stream) {
   ENTER();
   as<Stream>(stream)->wait();
   return context_error();
-}
-EXPORT Result cuStreamWaitValue32_v2(api::StreamHandle stream, api::Address address, uint32_t value, unsigned flags) {
-  ENTER();
-  if (flags != api::wait_until_at_least || !memory().holds(address, 4)) return invalid_value;
-  as<Stream>(stream)->add([=] {
-    const auto& number = *reinterpret_cast<const std::atomic<uint32_t>*>(address);
-    const auto begin = std::chrono::steady_clock::now();
-    while (static_cast<int32_t>(number.load() - value) < 0) {
-      if (std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(emulation().patience))
-        say_and_abort("a stream holds, and nobody lets it go on");
-      usleep(50);
-    }
-    if (emulation().delay) usleep(emulation().delay);
-  });
-  return success;
 }
 EXPORT Result cuEventCreate(api::EventHandle* event, unsigned) {
   ENTER();

@@ -16,7 +16,6 @@ struct CudaEmulation {
   int32_t driver_version;  // 12040 is 12.4
   int32_t devices;
   int32_t major, minor;  // compute capability
-  uint32_t patience;     // milliseconds, after which a stream that holds is a deadlock
   int32_t multiprocessors;
   bool checked;  // every load and store of kernels
 };
