@@ -1,147 +1,180 @@
-// Experts that few rows of x chose: gate and up, or down, of one or two rows at a time, by tiles in shared memory. As
-// the kernels that have one pair each, bit for bit.
+// Experts that few rows of x chose: gate and up, or down, of one or two rows at a time. As the kernels that have one
+// pair each, bit for bit.
 #include "sorted_pairs.h"
 #include "tiles_params.h"
+#include "two_rows.h"
 
-union TilesWork {
-  PairCounts counts;
-  DigitStage stages[tiles_warps];  // after the pairs are sorted
+// One or two rows of x that go through the tiles of an expert.
+struct EntryRows {
+  const float* x;
+  u32 rows[two_rows];  // pairs, or those of x behind the chosen experts. The second is the first if there is none
+  u32 count;
+  u32 of_row;  // pairs that share a row of x
 };
-struct TilesShared {
-  TilesWork work;
-  SortedPairs sorted;
-  u64 arrivals[copied_places];
-};
+template <bool is_double>
+DEV EntryRows rows_of_entry(const ExpertTilesParams& all, const SortedPairs& sorted, u32 entries, u32 entry) {
+  if (is_double || entry < entries) {
+    const u32 count = sorted.entries[entry].count;
+    return {all.experts.x, {sorted.pairs[entry][0], sorted.pairs[entry][count - 1]}, count, all.experts.k};
+  }
+  const u32 first = (entry - entries) * two_rows, count = min(two_rows, all.shared_rows - first);
+  return {all.shared_x, {first, first + count - 1}, count, 1};
+}
 
-// Some tiles of one entry, `here` of them, and what is left of the block's share, with these.
-struct TilesAt {
-  u32 entry, tile, here, left;
+// An entry's tile, and how one comes to those behind it.
+struct TileAt {
+  u32 index;  // among the tiles of all entries
+  u32 entry;
+  u32 tile;
 
-  DEV void see(u32 together, u32 of_entry) { here = min(min(together, of_entry - tile), left); }
-  DEV void go_on(u32 together, u32 of_entry) {
-    left -= here, tile += here;
-    if (tile == of_entry) tile = 0, entry++;
-    see(together, of_entry);
+  DEV TileAt(u32 i, u32 of_entry) : index(i), entry(i / of_entry), tile(i % of_entry) {}
+  DEV void go_on(u32 by, u32 of_entry) {
+    index += by, tile += by;
+    while (tile >= of_entry) tile -= of_entry, entry++;
   }
 };
 
-// The tiles of all entries lie one after the other, and a block has its share of these, `together` at a time. So it has
-// few entries, and makes the digits of their rows once: a warp those of two parts of the columns, which it has in every
-// tile. Where there are fewer parts than a block's warps have, a team of warps has a tile. Behind the chosen experts
-// comes the shared one, with two rows at a time. Grid of blocks: as many as run at the same time. Dynamic memory: the
-// places for tiles, and twice the parts of as many as are together.
+// The tiles of all entries lie one after the other, those of the shared expert with two rows at a time behind them. A
+// block has its share, of which its warps take tiles in turn. `room`: digits of entries, then a stream of each warp.
+template <u32 bits, bool is_double, bool is_bf16>
+DEV void stream_tiles(const ExpertTilesParams& all, u8* room, const SortedPairs& sorted, u32 entries,
+                      bool waits_later) {
+  typedef TileStream<bits, is_double> Stream;
+  const ExpertParams& params = all.experts;
+  constexpr u32 outputs = Stream::of_each, span = lanes * pack;
+  const u32 warp = warp_of(), lane = lane_of(), warps = blockDim.x / lanes, g = lane / 4, t = lane % 4;
+  const u32 parts = params.columns / part_columns, spans = (params.columns + span - 1) / span;
+  const u32 entry_bytes = parts * entry_part_bytes, entry_room = all.entry_room;
+  const u32 of_entry = params.rows / outputs;  // rows of one matrix are columns of another, so there are whole parts
+  const u32 total = (entries + (is_double ? 0 : (all.shared_rows + two_rows - 1) / two_rows)) * of_entry;
+  const u32 begin = total * blockIdx.x / gridDim.x, end = total * (blockIdx.x + 1) / gridDim.x;
+  Stream stream(room + entry_room * entry_bytes + warp * stream_bytes, params.columns);
+  TileAt asked(begin + warp, of_entry);
+  const auto ask = [&] {
+    stream.ask(asked.index < end, [&] {
+      const u32 first = asked.tile * outputs, entry = asked.entry;
+      if (!is_double && entry >= entries) return StreamedTile{all.shared, {}, first};
+      const u8* slot = sorted.entries[entry].slot;
+      return StreamedTile{matrix_of(slot, params.matrix), is_double ? matrix_of(slot, params.second) : StoredMatrix{},
+                          first};
+    });
+    if (asked.index < end && stream.stage == 0) asked.go_on(warps, of_entry);
+  };
+  // A task of a warp is a span of 256 columns of a row of x.
+  const u32 first_entry = begin / of_entry, last_entry = (end + of_entry - 1) / of_entry;  // behind the last
+  const auto tasks_of = [&](u32 base) { return min(entry_room, last_entry - base) * two_rows * spans; };
+  const auto load = [&](u32 base, u32 task, float (&numbers)[pack]) {
+    const EntryRows from = rows_of_entry<is_double>(all, sorted, entries, base + task / (spans * two_rows));
+    const u32 row = task / spans % two_rows;
+    if (row >= from.count) return false;
+    pack_of_x(from.x + u64((row ? from.rows[1] : from.rows[0]) / from.of_row) * params.columns,
+              task % spans * span + lane * pack, params.columns, numbers);
+    return true;
+  };
+  const auto keep = [&](u32 task, const float (&numbers)[pack]) {
+    TwoRowsOfX(room + task / (spans * two_rows) * entry_bytes, parts)
+        .keep<bits>(task / spans % two_rows, task % spans * span, params.columns, numbers);
+  };
+  // The first rows of x are loaded before tiles are asked for, or they would come behind these.
+  constexpr u32 early_tasks = 2;
+  float early[early_tasks][pack];
+  bool has_early[early_tasks];
+  const auto load_early = [&] {
+#pragma unroll
+    for (u32 i = 0; i < early_tasks; i++) {
+      const u32 task = warp + i * warps;
+      has_early[i] = task < tasks_of(first_entry) && load(first_entry, task, early[i]);
+    }
+  };
+  if (!waits_later) load_early();
+#pragma unroll 1
+  for (u32 i = 0; i + 1 < stream_stages; i++) ask();
+  if (waits_later) {
+    wait_for_previous();
+    load_early();
+  }
+  const LaneOfStage<bits> own;
+  TileAt at(begin + warp, of_entry);
+#pragma unroll 1
+  for (u32 base = first_entry; base < last_entry; base += entry_room) {  // mostly once
+    u32 task = warp;
+    if (base == first_entry) {
+#pragma unroll
+      for (u32 i = 0; i < early_tasks; i++)
+        if (has_early[i]) keep(warp + i * warps, early[i]);
+      task += early_tasks * warps;
+    } else {
+      __syncthreads();
+    }
+#pragma unroll 1
+    for (; task < tasks_of(base); task += warps) {
+      float numbers[pack];
+      if (load(base, task, numbers)) keep(task, numbers);
+    }
+    __syncthreads();
+    const u32 until = min(end, (base + entry_room) * of_entry);
+#pragma unroll 1
+    for (; at.index < until; at.go_on(warps, of_entry)) {
+      const EntryRows here = rows_of_entry<is_double>(all, sorted, entries, at.entry);
+      LaneOfX x(TwoRowsOfX(room + (at.entry - base) * entry_bytes, parts), here.count);
+      float sum = 0.0f;
+#pragma unroll 1
+      for (u32 stage = 0; stage < stream.stages; stage++) {
+        stream.await();
+        ask();
+        const u8* stored;
+        const u8* codes = stream.take(stage, stored);
+        u32 scales[Stream::stage_parts], biases[Stream::stage_parts];
+        stream.scales_at(stored + own.scales, scales);
+        stream.scales_at(stored + own.scales + stage_scale_bytes / 2, biases);
+#pragma unroll
+        for (u32 p = 0; p < Stream::stage_parts; p++) {
+          if (p > 0 && stage * Stream::stage_parts + p >= parts) break;
+          sum += part_of_two<bits, is_bf16>(codes, p, own, scales[p], biases[p], x);
+          x.go_on();
+        }
+      }
+      const u32 output = at.tile * outputs + g + (is_double ? 0 : t % 2 * 8);
+      float* out = params.out;
+      if (is_double) {
+        const float up = __shfl_xor_sync(everyone, sum, 1);
+        sum = both_of(params, sorted.entries[at.entry].expert, output, sum, up);
+      } else if (at.entry < entries) {
+        sum = biased(params, params.bias, sorted.entries[at.entry].expert, output, sum);
+      } else {
+        out = all.shared_out;
+      }
+      if (t / 2 < here.count && !(is_double && t % 2))
+        out[u64(t < 2 ? here.rows[0] : here.rows[1]) * params.rows + output] = sum;
+    }
+  }
+}
+
+// Grid of blocks: as many as run at the same time. Dynamic memory: as above, and the pairs are sorted there first.
 template <u32 bits, bool is_double>
 DEV void expert_tiles(const ExpertTilesParams& all) {
   extern __shared__ uint4 room[];
-  __shared__ TilesShared shared;
-  const ExpertParams& params = all.experts;
-  const SortedPairs& sorted = shared.sorted;
-  constexpr u32 outputs = is_double ? tile_rows / 2 : tile_rows;
-  const u32 warp = warp_of(), lane = lane_of(), warps = blockDim.x / lanes, together = all.together;
-  const TileShape shape = tile_shape(params.columns, bits, together);
-  const TilePlaces tiles = tile_places(room, shape.bytes(), all.places, shared.arrivals);
-  const u32 all_parts = params.columns / part_columns, of_team = (all_parts + copied_parts - 1) / copied_parts;
-  const u32 of_tile = made_once(all_parts * two_rows * tile_rows), of_entry = (params.rows + outputs - 1) / outputs;
-  float* sums = reinterpret_cast<float*>(tiles.end());
-  prepare_sort(params, all.expert_count, shared.work.counts);
-  if (threadIdx.x == 0) tiles.prepare();
+  __shared__ SortedPairs sorted;
+  PairCounts& counts = *reinterpret_cast<PairCounts*>(room);
+  prepare_sort(all.experts, all.expert_count, counts);
   // Down comes when gate and up have waited, and so has the choice.
   const bool waits_later = !is_double && all.is_behind_gate_up;
   if (!waits_later) wait_for_previous();
   let_next_come();
   __syncthreads();
-  const u32 entries = sort_pairs(params, all.pairs, shared.work.counts, shared.sorted);
-  const u32 total = (entries + (is_double ? 0 : (all.shared_rows + two_rows - 1) / two_rows)) * of_entry;
-  const u32 begin = total * blockIdx.x / gridDim.x;
-  TilesAt at = {begin / of_entry, begin % of_entry, 0, total * (blockIdx.x + 1) / gridDim.x - begin};
-  at.see(together, of_entry);
-  TilesAt asked = at, before = at;
-  const auto rows_of = [&](u32) {
-    const u32 row = asked.tile * outputs, end = min(params.rows, row + asked.here * outputs);
-    if (!is_double && asked.entry >= entries) return TileRows{shape, all.shared, {}, row, end};
-    const u8* slot = sorted.entries[asked.entry].slot;
-    const StoredMatrix second = is_double ? matrix_of(slot, params.second) : StoredMatrix{};
-    return TileRows{shape, matrix_of(slot, params.matrix), second, row, end};
-  };
-  const u32 team = warp / of_team, first_part = (warp - team * of_team) * copied_parts;
-  const u32 teams = warps / of_team, first_tile = team < teams ? team : together;  // a warp may have no team
-  const LaneOfTwo<bits> own(shape, first_part, all_parts, is_double ? together * outputs : tile_rows / 2);
-  TwoRowsPart x[copied_parts] = {};
-  u32 expert = 0, count = 0, pair = 0, brought = 0;  // pair: of the lane's row
-  u32 turn = warp;                                   // warps take turns when sums are wanted
-  float* out = params.out;
-#pragma unroll 1
-  for (u32 i = 0;; i++) {
-#pragma unroll 1
-    for (; brought < i + all.places && asked.left; brought++) {
-      tiles.bring(brought, brought + 1, rows_of, (warp + brought) % warps, warps);
-      asked.go_on(together, of_entry);
-    }
-    if (i == 0 && waits_later) wait_for_previous();
-    if (i > 0) {
-#pragma unroll 1
-      for (u32 tile = turn; tile < before.here; tile += warps) {
-        const u32 output = (before.tile + tile) * outputs + lane % outputs;
-        float sum = sum_of_two(sums + ((i - 1) % 2 * together + tile) * of_tile, all_parts);
-        if (is_double) {
-          const float up = __shfl_sync(everyone, sum, lane / tile_rows * tile_rows + lane % outputs + outputs);
-          sum = both_of(params, expert, output, sum, up);
-        } else if (before.entry < entries) {
-          sum = biased(params, params.bias, expert, output, sum);
-        }
-        if (lane / tile_rows < count && lane % tile_rows < outputs && output < params.rows)
-          out[u64(pair) * params.rows + output] = sum;
-      }
-      turn = (turn + before.here) % warps;
-    }
-    if (at.left == 0) break;
-    if (i == 0 || at.tile == 0) {  // the next entry
-      const float* from = params.x;
-      u32 rows[two_rows], of_row = params.k;
-      if (is_double || at.entry < entries) {
-        expert = sorted.entries[at.entry].expert, count = sorted.entries[at.entry].count;
-        rows[0] = sorted.pairs[at.entry][0], rows[1] = sorted.pairs[at.entry][count - 1];
-      } else {
-        rows[0] = (at.entry - entries) * two_rows;
-        count = min(two_rows, all.shared_rows - rows[0]);
-        rows[1] = rows[0] + count - 1;
-        from = all.shared_x, out = all.shared_out, of_row = 1;
-      }
-      pair = rows[lane / tile_rows];
-      float numbers[two_rows][pack];
-#pragma unroll
-      for (u32 r = 0; r < two_rows; r++)
-        pack_of_part(from + u64(rows[r] / of_row) * params.columns, min(first_part + lane / (lanes / 2), all_parts - 1),
-                     numbers[r]);
-#pragma unroll 1
-      for (u32 r = 0; r < count; r++) {
-        if (r > 0) {
-#pragma unroll
-          for (u32 j = 0; j < pack; j++) numbers[0][j] = numbers[1][j];
-        }
-        make_row_of_two(numbers[0], shared.work.stages[warp], r, x);
-      }
-    }
-    tiles.settle();
-    tiles.await(i);
-#pragma unroll 1
-    for (u32 tile = first_tile; tile < at.here; tile += teams) {
-      const u32 first = tile * outputs;  // of its rows in the place
-      const u8* place = tiles.place(i);
-      parts_of_two<bits>(place + first * shape.row_bytes, place + shape.scales() + first * shape.scale_bytes, own,
-                         params.number, x, sums + (i % 2 * together + tile) * of_tile);
-    }
-    __syncthreads();
-    before = at;
-    at.go_on(together, of_entry);
-  }
+  const u32 entries = sort_pairs(all.experts, all.pairs, counts, sorted);
+  if (all.experts.number == number_bf16)
+    stream_tiles<bits, is_double, true>(all, reinterpret_cast<u8*>(room), sorted, entries, waits_later);
+  else
+    stream_tiles<bits, is_double, false>(all, reinterpret_cast<u8*>(room), sorted, entries, waits_later);
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
-#define TILES_KERNELS(bits)                                                                    \
-  KERNEL(expert_gate_up_tiles_##bits, ExpertTilesParams, (tiles_warps * lanes, copied_blocks), \
-         (expert_tiles<bits, true>))                                                           \
-  KERNEL(expert_down_tiles_##bits, ExpertTilesParams, (tiles_warps * lanes, copied_blocks), (expert_tiles<bits, false>))
+#define TILES_KERNELS(bits)                                                                        \
+  KERNEL(expert_gate_up_tiles_##bits, ExpertTilesParams, (streaming_warps * lanes, copied_blocks), \
+         (expert_tiles<bits, true>))                                                               \
+  KERNEL(expert_down_tiles_##bits, ExpertTilesParams, (streaming_warps * lanes, copied_blocks),    \
+         (expert_tiles<bits, false>))
 TILES_KERNELS(4)
 TILES_KERNELS(8)

@@ -97,8 +97,17 @@ constexpr uint32_t copied_warps = 16;  // of a block that multiplies one row of 
 constexpr uint32_t sum_warps = 18;     // of one that adds up experts, at most
 constexpr uint32_t copied_parts = 2;   // of the columns, that such a warp has
 constexpr uint32_t copied_places = 8;  // for tiles
-constexpr uint32_t tiles_warps = 8;    // of a block of pairs and their experts' tiles
-constexpr uint32_t two_rows = 2;       // of x, that it takes through a tile together
+constexpr uint32_t two_rows = 2;       // of x, that a warp takes through a tile of an expert together
+
+// What a warp that goes through tiles by itself has of them in shared memory.
+constexpr uint32_t streaming_warps = 8;                         // of a block
+constexpr uint32_t stream_stages = 3;                           // one is multiplied while the others come
+constexpr uint32_t stage_bytes = 2048;                          // of codes: a line of each row
+constexpr uint32_t stage_scale_bytes = 512;                     // of the scales and biases of four parts
+constexpr uint32_t stream_scale_bytes = 4 * stage_scale_bytes;  // a power of two, at least those of all stages
+constexpr uint32_t stream_bytes = stream_stages * stage_bytes + stream_scale_bytes;
+// And what there is of the digits of two rows, of each part of the columns, with their groups of 64 columns.
+constexpr uint32_t entry_part_bytes = two_rows * (digits_of_number * part_columns + 2 * 8);
 
 // Shared memory of a block of many rows: digits and groups of parts.
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)

@@ -1,7 +1,6 @@
 // Pairs of a row and an expert by their experts, as every block of a kernel sorts them for itself.
 #pragma once
 #include "experts.h"
-#include "two_rows.h"
 
 // An expert and one or two of its pairs.
 struct ExpertEntry {
@@ -13,9 +12,9 @@ struct SortedPairs {
   ExpertEntry entries[few_experts];
   u8 pairs[few_experts][two_rows];  // of an entry
   u8 firsts[max_experts];           // entry of an expert's first pairs
-  u32 of_warp[tiles_warps];         // entries
+  u32 of_warp[streaming_warps];     // entries
 };
-typedef u8 PairCounts[tiles_warps][max_experts];  // of each expert, that a warp has
+typedef u8 PairCounts[streaming_warps][max_experts];  // of each expert, that a warp has
 
 // Before the kernel waits for the one before it. All threads, and then a barrier of the block.
 DEV void prepare_sort(const ExpertParams& params, u32 experts, PairCounts& counts) {
@@ -39,7 +38,7 @@ DEV u32 sort_pairs(const ExpertParams& params, u32 pairs, PairCounts& counts, So
   u32 rank = before, total = 0;
   if (is_there) {
 #pragma unroll
-    for (u32 i = 0; i < tiles_warps; i++) {
+    for (u32 i = 0; i < streaming_warps; i++) {
       const u32 own = counts[i][expert];
       rank += i < warp ? own : 0;
       total += own;
@@ -56,7 +55,7 @@ DEV u32 sort_pairs(const ExpertParams& params, u32 pairs, PairCounts& counts, So
   __syncthreads();
   u32 first = sum - opened, all = 0;
 #pragma unroll
-  for (u32 i = 0; i < tiles_warps; i++) {
+  for (u32 i = 0; i < streaming_warps; i++) {
     const u32 own = sorted.of_warp[i];
     first += i < warp ? own : 0;
     all += own;

@@ -1,4 +1,4 @@
-// The argument of the experts of a few rows, by tiles in shared memory.
+// The argument of the experts of a few rows, whose tiles warps go through.
 #pragma once
 #include "params.h"
 
@@ -12,9 +12,9 @@ struct ExpertTilesParams {
   uint32_t shared_rows;  // of x, 0 if there is no such expert
   uint32_t pairs;
   uint32_t expert_count;
-  uint32_t together;  // tiles of a place
-  uint32_t places;
+  uint32_t entry_room;         // entries whose digits a block has room for
   uint32_t is_behind_gate_up;  // so that the choice was there before that kernel let this one come
+  uint32_t nothing;
 };
 
 }  // namespace moeflux::cuda

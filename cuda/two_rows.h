@@ -1,40 +1,59 @@
-// Products of one or two rows of x with tiles that lie in shared memory. Bit for bit as those of copied.h, of which the
-// tiles, and what a warp has of the columns, are.
+// Products of one or two rows of x with a stage of a tile. Bit for bit as those of copied.h.
 #pragma once
-#include "copied.h"
+#include "streamed.h"
 
 constexpr u32 part_groups = part_steps / copied_steps;
-constexpr u32 two_segments = copied_parts * part_groups;  // groups of the columns that a warp has
+constexpr u32 digit_bytes = 4 * 16;                              // of a digit of a group of a row of x
+constexpr u32 row_digit_bytes = digits_of_number * digit_bytes;  // of its group
+constexpr u32 group_digit_bytes = two_rows * row_digit_bytes;
+constexpr u32 part_group_bytes = part_groups * sizeof(DigitGroup);  // of a row
+static_assert(part_groups * group_digit_bytes + two_rows * part_group_bytes == entry_part_bytes, "room for digits");
 
-// What a lane needs of a part of x. The tensor core's product has one group of the columns at a time: its columns 0 to
-// 2 have the digits of the first row, 4 to 6 those of the second. So of lanes 4 g ... 4 g + 3 two have the sums of one
-// row, two those of the other.
-struct TwoRowsPart {
-  uint2 digits[part_steps];        // of a group, lane t has packs 2 t and 2 t + 1
-  DigitGroup groups[part_groups];  // of the lane's row of x
+// The digits of one or two rows in shared memory: of each group of the columns those of the first row, then those of
+// the second, sixteen bytes for each of four lanes: its two packs, in the order in which products take them. Behind
+// them are the groups of each part, of the first row and of the second.
+struct TwoRowsOfX {
+  u8* digits;
+  u8* groups;
+
+  DEV TwoRowsOfX(u8* room, u32 parts) : digits(room), groups(room + parts * part_groups * group_digit_bytes) {}
+
+  // Of row `row`, of whose span of 256 columns from column `first` on the lane has a pack. By a warp.
+  template <u32 bits>
+  DEV void keep(u32 row, u32 first, u32 columns, const float (&numbers)[pack]) const {
+    constexpr u32 group_packs = copied_steps * 4;
+    DigitGroup made_group;
+    const Digits made = digits_of(numbers, copied_steps, made_group);
+    const u32 index = first / pack + lane_of(), group = index / group_packs, within = index % group_packs;
+    if (index * pack >= columns) return;
+    u8* to = digits + group * group_digit_bytes + row * row_digit_bytes + within / 2 * 16;
+#pragma unroll
+    for (u32 d = 0; d < digits_of_number; d++) {
+      u32* words = reinterpret_cast<u32*>(to + d * digit_bytes) + within % 2 * (bits == 4 ? 1 : 2);
+      words[0] = made.of[d].x, words[bits == 4 ? 2 : 1] = made.of[d].y;
+    }
+    if (within == 0)
+      *reinterpret_cast<DigitGroup*>(groups + (group / part_groups * two_rows + row) * part_group_bytes +
+                                     group % part_groups * sizeof(DigitGroup)) = made_group;
+  }
 };
 
-// Row `row` of the two: both parts, whose packs the halves of the warp bring.
-DEV void make_row_of_two(const float (&numbers)[pack], DigitStage& stage, u32 row, TwoRowsPart (&x)[copied_parts]) {
-  constexpr u32 group_packs = copied_steps * 4;
-  const u32 g = lane_of() / 4, t = lane_of() % 4, digit = g % 4;
-  const DigitGroup group = stage_digits(numbers, stage);
-  const bool has_digits = digit < digits_of_number && g / 4 == row, has_groups = t / 2 == row;
-#pragma unroll
-  for (u32 p = 0; p < copied_parts; p++) {
-    const u32 first = p * (lanes / 2);
-#pragma unroll
-    for (u32 j = 0; j < part_steps; j++)
-      if (has_digits)
-        x[p].digits[j] = stage[digit][first + j / copied_steps * group_packs + t * copied_steps + j % copied_steps];
-#pragma unroll
-    for (u32 i = 0; i < part_groups; i++) {
-      const float unit = __shfl_sync(everyone, group.unit, first + i * group_packs),
-                  sum = __shfl_sync(everyone, group.sum, first + i * group_packs);
-      if (has_groups) x[p].groups[i] = {unit, sum};
-    }
+// What a lane reads of x. The tensor core's product has one group of the columns at a time: its columns 0 to 2 have the
+// digits of the first row, 4 to 6 those of the second. So of lanes 4 g ... 4 g + 3 two have the sums of one row, two
+// those of the other. What columns 3 and 7 have is not looked at.
+struct LaneOfX {
+  const u8* digits;
+  const u8* groups;
+
+  DEV LaneOfX(const TwoRowsOfX& x, u32 count) {
+    const u32 g = lane_of() / 4, t = lane_of() % 4;
+    const bool are_two = count > 1;
+    digits =
+        x.digits + (are_two ? g / 4 * row_digit_bytes : 0) + min(g % 4, digits_of_number - 1) * digit_bytes + t * 16;
+    groups = x.groups + (are_two ? t / 2 * part_group_bytes : 0);
   }
-}
+  DEV void go_on() { digits += part_groups * group_digit_bytes, groups += two_rows * part_group_bytes; }
+};
 
 // Codes of two packs of a lane, as they are stored.
 template <u32 bits>
@@ -45,41 +64,17 @@ template <>
 struct TwoPacks<8> {
   typedef uint4 Words;
 };
-DEV uint2 one_of(bool is_first, const uint2& a, const uint2& b) {
-  return make_uint2(is_first ? a.x : b.x, is_first ? a.y : b.y);
-}
-DEV uint4 one_of(bool is_first, const uint4& a, const uint4& b) {
-  return make_uint4(is_first ? a.x : b.x, is_first ? a.y : b.y, is_first ? a.z : b.z, is_first ? a.w : b.w);
-}
 
-// As LaneOfTile. Rows of a tile are a multiple of all banks apart, so a lane begins with another group of the columns
-// than those whose rows lie before and behind.
+// The digits of the first of two packs, and of the second. A product takes those of the even columns of both packs, or
+// of 8 bits all of one pack, from registers that are side by side, so they lie like that.
 template <u32 bits>
-struct LaneOfTwo {
-  u32 codes[two_segments];  // in the order in which the lane takes them
-  u32 to_second_row;
-  u32 scale, to_bias, to_second_scale;
-  u32 sum;
-  u32 has_sum, has_second;
-
-  DEV LaneOfTwo(const TileShape& shape, u32 first_part, u32 all_parts, u32 apart) {
-    const u32 g = lane_of() / 4, t = lane_of() % 4, first = min(first_part, all_parts - 1);
-    const bool are_two = first_part + 1 < all_parts;
-#pragma unroll
-    for (u32 i = 0; i < two_segments; i++) {
-      const u32 segment = (i + g) % two_segments, part = are_two ? first + segment / part_groups : first;
-      const u32 column = part * part_columns + segment % part_groups * (part_columns / part_groups);
-      codes[i] = made_once(g * shape.row_bytes + (column + t * copied_steps * pack) / 8 * bits);
-    }
-    to_second_row = made_once(apart * shape.row_bytes);
-    scale = made_once((g + t % 2 * apart) * shape.scale_bytes + first * 4);
-    to_bias = made_once(shape.rows * shape.scale_bytes);
-    to_second_scale = made_once(are_two ? 4 : 0);
-    sum = made_once((first * two_rows + t / 2) * tile_rows + g + t % 2 * 8);
-    has_sum = made_once(first_part < all_parts);
-    has_second = made_once(are_two);
-  }
-};
+DEV uint2 first_of(const uint4& x) {
+  return bits == 4 ? make_uint2(x.x, x.z) : make_uint2(x.x, x.y);
+}
+template <u32 bits>
+DEV uint2 second_of(const uint4& x) {
+  return bits == 4 ? make_uint2(x.y, x.w) : make_uint2(x.z, x.w);
+}
 
 // As sums_of_part, of a group.
 template <u32 bits, class Words>
@@ -104,73 +99,47 @@ DEV void sums_of_group(const Words& first, const Words& second, const uint2& x0,
   for (u32 i = 0; i < 4; i++) sums[i] = sums[i] * int(times_too_large<bits>) + odd[i];
 }
 
-// The warp's parts of the rows of a tile, whose first code and first scale are given, to `parts`: [part][row of
-// x][row of the tile].
+// Of the sums that the lanes of a quad have of rows g and g + 8, each of two lanes keeps a row and sends what is the
+// other's: as in parts_of_tile.
 template <u32 bits>
-DEV void parts_of_two(const u8* tile, const u8* scales, const LaneOfTwo<bits>& at, u32 number,
-                      const TwoRowsPart (&x)[copied_parts], float* parts) {
-  typedef typename TwoPacks<bits>::Words Words;
-  const bool is_second = lane_of() & 1, is_one_on = lane_of() / 4 & 1, is_two_on = lane_of() / 4 & 2;
-  Words codes[2][two_segments];
-  u32 stored[copied_parts][2];
-#pragma unroll
-  for (u32 i = 0; i < 2; i++)
-#pragma unroll
-    for (u32 j = 0; j < two_segments; j++)
-      codes[i][j] = *reinterpret_cast<const Words*>(tile + at.codes[j] + i * at.to_second_row);
-#pragma unroll
-  for (u32 p = 0; p < copied_parts; p++)
-#pragma unroll
-    for (u32 i = 0; i < 2; i++)
-      stored[p][i] = *reinterpret_cast<const u32*>(scales + at.scale + i * at.to_bias + p * at.to_second_scale);
-#pragma unroll
-  for (u32 i = 0; i < 2; i++) {  // in the order of the columns
-    static_assert(two_segments == 4, "two turns");
-    Words turned[two_segments];
-#pragma unroll
-    for (u32 j = 0; j < two_segments; j++) turned[j] = one_of(is_one_on, codes[i][(j + 3) % two_segments], codes[i][j]);
-#pragma unroll
-    for (u32 j = 0; j < two_segments; j++) codes[i][j] = one_of(is_two_on, turned[(j + 2) % two_segments], turned[j]);
-  }
-  const bool is_bf16 = number == number_bf16;
-  float out[copied_parts];
-#pragma unroll
-  for (u32 p = 0; p < copied_parts; p++) {
-    out[p] = 0.0f;
-#pragma unroll
-    for (u32 group = 0; group < part_groups; group++) {
-      const u32 segment = p * part_groups + group;
-      int c[4];
-      sums_of_group<bits>(codes[0][segment], codes[1][segment], x[p].digits[copied_steps * group],
-                          x[p].digits[copied_steps * group + 1], c);
-      // As in parts_of_tile: each of two lanes keeps a row of the tile.
-      const int s01 = c[1] * 256 + c[0], other_s01 = c[3] * 256 + c[2];
-      const int got = __shfl_xor_sync(everyone, is_second ? c[0] : other_s01, 1);
-      const float total =
-          fmaf(float(is_second ? c[2] : got), 65536.0f, float(is_second ? got : s01)) * (1.0f / times_too_large<bits>);
-      const u16 scale = u16(stored[p][0] >> (16 * group)), bias = u16(stored[p][1] >> (16 * group));
-      const Scaling by = is_bf16 ? Scaling{bf16(scale), bf16(bias)} : Scaling{f16(scale), f16(bias)};
-      out[p] = with_group(out[p], total, by, x[p].groups[group]);
-    }
-  }
-  if (at.has_sum) parts[at.sum] = out[0];
-  if (at.has_second) parts[at.sum + two_rows * tile_rows] = out[1];
+DEV float total_of_row(const int (&c)[4]) {
+  const bool is_second = lane_of() & 1;
+  const int s01 = c[1] * 256 + c[0], other_s01 = c[3] * 256 + c[2];
+  const int got = __shfl_xor_sync(everyone, is_second ? c[0] : other_s01, 1);
+  return fmaf(float(is_second ? c[2] : got), 65536.0f, float(is_second ? got : s01)) * (1.0f / times_too_large<bits>);
 }
 
-// The lane's sum of parts, in their order: lane l has row l / 16 of x and row l % 16 of the tile.
-DEV float sum_of_two(const float* parts, u32 count) {
-  constexpr u32 together = 4;  // that are loaded before any is added
-  float total = 0.0f;
-  u32 part = 0;
-#pragma unroll 1
-  for (; part + together <= count; part += together) {
-    float some[together];
-#pragma unroll
-    for (u32 j = 0; j < together; j++) some[j] = parts[(part + j) * (two_rows * tile_rows) + lane_of()];
-#pragma unroll
-    for (u32 j = 0; j < together; j++) total += some[j];
+// Where a lane finds its codes in a stage, and its scales: even lanes have row g, odd ones row g + 8.
+template <u32 bits>
+struct LaneOfStage {
+  u32 codes, scales;
+
+  DEV LaneOfStage() {
+    const u32 g = lane_of() / 4, t = lane_of() % 4;
+    codes = made_once(g * stage_row_bytes + (bits == 4 ? turn_of<bits>(g) * 16 + t * 8 : (turn_of<bits>(g) ^ t) * 16));
+    scales = made_once(scales_of(g + t % 2 * 8));
   }
-#pragma unroll 1
-  for (; part < count; part++) total += parts[part * (two_rows * tile_rows) + lane_of()];
-  return total;
+};
+
+// Part `p` of a stage, whose scales and biases are given as they are stored. Lanes 0 and 1 of four have the first row
+// of x.
+template <u32 bits, bool is_bf16>
+DEV float part_of_two(const u8* codes, u32 p, const LaneOfStage<bits>& lane, u32 scale, u32 bias, const LaneOfX& x) {
+  typedef typename TwoPacks<bits>::Words Words;
+  const float4 both = *reinterpret_cast<const float4*>(x.groups);
+  const DigitGroup groups[part_groups] = {{both.x, both.y}, {both.z, both.w}};
+  float part = 0.0f;
+#pragma unroll
+  for (u32 i = 0; i < part_groups; i++) {
+    const u8* at = codes + (lane.codes ^ (p * part_groups + i) * (pack * bits));
+    const Words first = *reinterpret_cast<const Words*>(at),
+                second = *reinterpret_cast<const Words*>(at + tile_rows / 2 * stage_row_bytes);
+    const uint4 digits = *reinterpret_cast<const uint4*>(x.digits + i * group_digit_bytes);
+    int c[4];
+    sums_of_group<bits>(first, second, first_of<bits>(digits), second_of<bits>(digits), c);
+    const u16 own_scale = u16(scale >> (16 * i)), own_bias = u16(bias >> (16 * i));
+    const Scaling by = is_bf16 ? Scaling{bf16(own_scale), bf16(own_bias)} : Scaling{f16(own_scale), f16(own_bias)};
+    part = with_group(part, total_of_row<bits>(c), by, groups[i]);
+  }
+  return part;
 }

@@ -417,8 +417,7 @@ class CudaCommands : public Commands {
   // Blocks that go through tiles of experts.
   struct TilesRoom {
     uint32_t blocks = 0;
-    uint32_t together = 0;
-    uint32_t places = 0;
+    uint32_t entries = 0;  // whose digits have room
     uint32_t bytes = 0;
   };
   std::optional<TilesRoom> tiles_room(const Matrix& matrix) const;

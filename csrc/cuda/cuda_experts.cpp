@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t most_grouped = 65535;  // pairs, whose counts are numbers of 16 bits
 
-constexpr uint32_t tiles_own_bytes = 15 << 10;  // that a block of tiles has besides them and their sums
+constexpr uint32_t tiles_own_bytes = 6 << 10;     // that a block has besides its streams of tiles and digits
+constexpr uint32_t most_streamed_columns = 2048;  // rows that are longer have not been measured
 
 // In shared memory: digits and groups of the columns that a block of few rows has at once.
 uint32_t few_bytes(const Matrix& matrix) {
@@ -30,20 +31,18 @@ bool slots_are_aligned(const ChosenExpertArgs& args) {
 
 }  // namespace
 
-// Two blocks on each multiprocessor if they have room: one multiplies while the other waits. Each has two places for
-// tiles, with two for each team of warps: with less in a place, a block would wait for its warps more often.
+// Two blocks on each multiprocessor if they have room. A block's share seldom has tiles of more than two entries.
 std::optional<CudaCommands::TilesRoom> CudaCommands::tiles_room(const Matrix& matrix) const {
-  const auto columns = static_cast<uint32_t>(matrix.columns), bits = static_cast<uint32_t>(matrix.format.bits);
-  const uint32_t all_parts = columns / part_columns, of_team = divide_up(all_parts, copied_parts);
-  if (of_team > tiles_warps) return std::nullopt;
+  constexpr uint32_t most_entries = 2, streams = streaming_warps * stream_bytes;
+  const auto columns = static_cast<uint32_t>(matrix.columns);
+  if (columns > most_streamed_columns) return std::nullopt;
   const Chip& chip = launches_.chip();
-  const uint32_t teams = tiles_warps / of_team;
-  constexpr uint32_t places = 2, sums = 2 * two_rows * tile_rows * uint32_t{sizeof(float)};
-  const uint32_t of_tile = places * tile_bytes(columns, bits) + all_parts * sums;
-  for (const auto& [blocks, together] : {std::pair{2u, 2 * teams}, {2u, teams}, {1u, teams}}) {
-    const uint32_t bytes = together * of_tile;
-    if (bytes + tiles_own_bytes <= chip.shared_bytes_beside(blocks))
-      return TilesRoom{.blocks = blocks * chip.multiprocessors, .together = together, .places = places, .bytes = bytes};
+  const uint32_t entry = columns / part_columns * entry_part_bytes;
+  for (const uint32_t blocks : {2u, 1u}) {
+    const uint32_t have = chip.shared_bytes_beside(blocks);
+    if (tiles_own_bytes + streams + entry > have) continue;
+    const uint32_t entries = std::min(most_entries, (have - tiles_own_bytes - streams) / entry);
+    return TilesRoom{.blocks = blocks * chip.multiprocessors, .entries = entries, .bytes = entries * entry + streams};
   }
   return std::nullopt;
 }
@@ -68,9 +67,9 @@ void CudaCommands::launch_tiles(const char* name, const Lists& lists, const Matr
                              .shared_rows = 0,
                              .pairs = static_cast<uint32_t>(lists.count),
                              .expert_count = lists.experts,
-                             .together = room.together,
-                             .places = room.places,
-                             .is_behind_gate_up = !is_double && lists.has_gate_up};
+                             .entry_room = room.entries,
+                             .is_behind_gate_up = !is_double && lists.has_gate_up,
+                             .nothing = 0};
   if (!is_double && lists.shared) {
     const RowsParams& own = *lists.shared;
     tiles.shared = own.matrices[0];
@@ -78,7 +77,7 @@ void CudaCommands::launch_tiles(const char* name, const Lists& lists, const Matr
     tiles.shared_out = own.out[0];
     tiles.shared_rows = own.n;
   }
-  launch(concat(name, "_tiles_", matrix.format.bits), {room.blocks}, tiles_warps * lanes, tiles, room.bytes);
+  launch(concat(name, "_tiles_", matrix.format.bits), {room.blocks}, streaming_warps * lanes, tiles, room.bytes);
 }
 
 CudaCommands::Lists CudaCommands::lists_of(const ExpertArgs& args) {

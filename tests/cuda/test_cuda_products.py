@@ -206,9 +206,8 @@ def test_experts_of_a_few_rows(format: QuantFormat, hidden: int) -> None:
 @pytest.mark.parametrize("hidden", [640, 1152, 2048])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_experts_of_a_pair_or_two(bits: int, hidden: int) -> None:
-    """By tiles in shared memory that a block takes one after the other, of one expert and of the next: for one team of
-    warps or for several, with warps that have none, the last tiles not whole. The same bits as by codes in
-    registers."""
+    """By warps that go through tiles of one expert and of the next: whose rows are whole stages or not, with scales
+    that come by sixteen bytes or by four. The same bits as by codes in registers."""
     rng = np.random.default_rng(hidden + bits)
     experts = experts_of(rng, QuantFormat.affine(bits, 64), 14, hidden, 128)
     x = numbers(rng, 2, hidden) / 8
@@ -216,6 +215,19 @@ def test_experts_of_a_pair_or_two(bits: int, hidden: int) -> None:
     found = cuda.chosen_expert_ffn(x, experts, ids)
     one_by_one = [(int(expert), [pair]) for pair, expert in enumerate(ids.reshape(-1))]
     assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 3), found)
+    assert found.any(axis=1).all()
+
+
+def test_experts_of_more_rows_than_a_block_has_room_for() -> None:
+    """A block's share has tiles of so many experts that it makes digits again."""
+    rng = np.random.default_rng(6)
+    experts = experts_of(rng, QuantFormat.affine(4, 64), 3, 128, 128)
+    many = [experts[expert % 3] for expert in range(64)]
+    ids = rng.permutation(64)[:40].reshape(-1, 2).astype(np.int32)
+    x = numbers(rng, len(ids), 128) / 8
+    found = cuda.chosen_expert_ffn(x, many, ids)
+    one_by_one = [(int(expert), [pair]) for pair, expert in enumerate(ids.reshape(-1))]
+    assert np.array_equal(cuda.expert_ffn(x, many, one_by_one, 2), found)
     assert found.any(axis=1).all()
 
 
