@@ -28,9 +28,12 @@ struct TileAt {
   u32 tile;
 
   DEV TileAt(u32 i, u32 of_entry) : index(i), entry(i / of_entry), tile(i % of_entry) {}
-  DEV void go_on(u32 by, u32 of_entry) {
+  // Returns whether that is in the same entry.
+  DEV bool go_on(u32 by, u32 of_entry) {
     index += by, tile += by;
+    const bool is_same = tile < of_entry;
     while (tile >= of_entry) tile -= of_entry, entry++;
+    return is_same;
   }
 };
 
@@ -48,7 +51,7 @@ DEV void stream_tiles(const ExpertTilesParams& all, u8* room, const SortedPairs&
   const u32 of_entry = params.rows / outputs;  // rows of one matrix are columns of another, so there are whole parts
   const u32 total = (entries + (is_double ? 0 : (all.shared_rows + two_rows - 1) / two_rows)) * of_entry;
   const u32 begin = total * blockIdx.x / gridDim.x, end = total * (blockIdx.x + 1) / gridDim.x;
-  Stream stream(room + entry_room * entry_bytes + warp * stream_bytes, params.columns);
+  Stream stream(room + entry_room * entry_bytes + warp * stream_bytes, params.columns, warps);
   TileAt asked(begin + warp, of_entry);
   const auto ask = [&] {
     stream.ask(asked.index < end, [&] {
@@ -58,94 +61,95 @@ DEV void stream_tiles(const ExpertTilesParams& all, u8* room, const SortedPairs&
       return StreamedTile{matrix_of(slot, params.matrix), is_double ? matrix_of(slot, params.second) : StoredMatrix{},
                           first};
     });
-    if (asked.index < end && stream.stage == 0) asked.go_on(warps, of_entry);
+    if (asked.index < end && stream.stage == 0) stream.follows = asked.go_on(warps, of_entry);
   };
-  // A task of a warp is a span of 256 columns of a row of x.
+  // A task of a warp is a span of 256 columns of a row of x: of all entries from `base` on that have room, the first
+  // rows come before the second ones, which most have not.
   const u32 first_entry = begin / of_entry, last_entry = (end + of_entry - 1) / of_entry;  // behind the last
-  const auto tasks_of = [&](u32 base) { return min(entry_room, last_entry - base) * two_rows * spans; };
+  const auto some_of = [&](u32 base) { return min(entry_room, last_entry - base); };
+  const auto tasks_of = [&](u32 base) { return some_of(base) * two_rows * spans; };
   const auto load = [&](u32 base, u32 task, float (&numbers)[pack]) {
-    const EntryRows from = rows_of_entry<is_double>(all, sorted, entries, base + task / (spans * two_rows));
-    const u32 row = task / spans % two_rows;
+    const u32 some = some_of(base), row = task / (spans * some);
+    const EntryRows from = rows_of_entry<is_double>(all, sorted, entries, base + task / spans % some);
     if (row >= from.count) return false;
     pack_of_x(from.x + u64((row ? from.rows[1] : from.rows[0]) / from.of_row) * params.columns,
               task % spans * span + lane * pack, params.columns, numbers);
     return true;
   };
-  const auto keep = [&](u32 task, const float (&numbers)[pack]) {
-    TwoRowsOfX(room + task / (spans * two_rows) * entry_bytes, parts)
-        .keep<bits>(task / spans % two_rows, task % spans * span, params.columns, numbers);
+  const auto keep = [&](u32 base, u32 task, const float (&numbers)[pack]) {
+    const u32 some = some_of(base);
+    TwoRowsOfX(room + task / spans % some * entry_bytes, parts)
+        .keep<bits>(task / (spans * some), task % spans * span, params.columns, numbers);
   };
-  // The first rows of x are loaded before tiles are asked for, or they would come behind these.
-  constexpr u32 early_tasks = 2;
-  float early[early_tasks][pack];
-  bool has_early[early_tasks];
-  const auto load_early = [&] {
-#pragma unroll
-    for (u32 i = 0; i < early_tasks; i++) {
-      const u32 task = warp + i * warps;
-      has_early[i] = task < tasks_of(first_entry) && load(first_entry, task, early[i]);
-    }
-  };
-  if (!waits_later) load_early();
+  // The first rows of x are loaded before tiles are asked for, or they would come behind these. Those of down are not
+  // there yet.
+  float early[pack];
+  const bool has_early = is_double && warp < tasks_of(first_entry) && load(first_entry, warp, early);
 #pragma unroll 1
   for (u32 i = 0; i + 1 < stream_stages; i++) ask();
-  if (waits_later) {
-    wait_for_previous();
-    load_early();
-  }
+  if (waits_later) wait_for_previous();
   const LaneOfStage<bits> own;
   TileAt at(begin + warp, of_entry);
 #pragma unroll 1
   for (u32 base = first_entry; base < last_entry; base += entry_room) {  // mostly once
     u32 task = warp;
-    if (base == first_entry) {
-#pragma unroll
-      for (u32 i = 0; i < early_tasks; i++)
-        if (has_early[i]) keep(warp + i * warps, early[i]);
-      task += early_tasks * warps;
-    } else {
+    if (base != first_entry) {
       __syncthreads();
+    } else if (is_double) {
+      if (has_early) keep(base, task, early);
+      task += warps;
     }
 #pragma unroll 1
     for (; task < tasks_of(base); task += warps) {
       float numbers[pack];
-      if (load(base, task, numbers)) keep(task, numbers);
+      if (load(base, task, numbers)) keep(base, task, numbers);
     }
     __syncthreads();
     const u32 until = min(end, (base + entry_room) * of_entry);
 #pragma unroll 1
-    for (; at.index < until; at.go_on(warps, of_entry)) {
+    while (at.index < until) {
       const EntryRows here = rows_of_entry<is_double>(all, sorted, entries, at.entry);
-      LaneOfX x(TwoRowsOfX(room + (at.entry - base) * entry_bytes, parts), here.count);
-      float sum = 0.0f;
+      const LaneOfX first(TwoRowsOfX(room + (at.entry - base) * entry_bytes, parts), here.count);
+      const bool is_chosen = is_double || at.entry < entries;
+      const u32 expert = is_chosen ? sorted.entries[at.entry].expert : 0;
+      const bool has_output = t / 2 < here.count && !(is_double && t % 2);
+      float* out = (is_chosen ? params.out : all.shared_out) + u64(t < 2 ? here.rows[0] : here.rows[1]) * params.rows;
+      bool is_same;
 #pragma unroll 1
-      for (u32 stage = 0; stage < stream.stages; stage++) {
-        stream.await();
-        ask();
-        const u8* stored;
-        const u8* codes = stream.take(stage, stored);
-        u32 scales[Stream::stage_parts], biases[Stream::stage_parts];
-        stream.scales_at(stored + own.scales, scales);
-        stream.scales_at(stored + own.scales + stage_scale_bytes / 2, biases);
+      do {
+        LaneOfX x = first;
+        float sum = 0.0f;
+#pragma unroll 1
+        for (u32 stage = 0; stage < stream.stages; stage++) {
+          stream.await();
+          ask();
+          const u8* stored;
+          const u8* codes = stream.take(stage, stored);
+          u32 scales[Stream::stage_parts], biases[Stream::stage_parts];
+          stream.scales_at(stored + own.scales, scales);
+          stream.scales_at(stored + own.scales + stage_scale_bytes / 2, biases);
+          const auto add = [&](u32 p) {
+            sum += part_of_two<bits, is_bf16>(codes, p, own, scales[p], biases[p], x);
+            x.go_on();
+          };
+          const bool is_half = parts % Stream::stage_parts != 0 && stage + 1 == stream.stages;
+          if (is_half) {
+            add(0);
+          } else {  // nothing comes between parts, so that they are multiplied side by side
 #pragma unroll
-        for (u32 p = 0; p < Stream::stage_parts; p++) {
-          if (p > 0 && stage * Stream::stage_parts + p >= parts) break;
-          sum += part_of_two<bits, is_bf16>(codes, p, own, scales[p], biases[p], x);
-          x.go_on();
+            for (u32 p = 0; p < Stream::stage_parts; p++) add(p);
+          }
         }
-      }
-      const u32 output = at.tile * outputs + g + (is_double ? 0 : t % 2 * 8);
-      float* out = params.out;
-      if (is_double) {
-        const float up = __shfl_xor_sync(everyone, sum, 1);
-        sum = both_of(params, sorted.entries[at.entry].expert, output, sum, up);
-      } else if (at.entry < entries) {
-        sum = biased(params, params.bias, sorted.entries[at.entry].expert, output, sum);
-      } else {
-        out = all.shared_out;
-      }
-      if (t / 2 < here.count && !(is_double && t % 2))
-        out[u64(t < 2 ? here.rows[0] : here.rows[1]) * params.rows + output] = sum;
+        const u32 output = at.tile * outputs + g + (is_double ? 0 : t % 2 * 8);
+        if (is_double) {
+          const float up = __shfl_xor_sync(everyone, sum, 1);
+          sum = both_of(params, expert, output, sum, up);
+        } else if (is_chosen) {
+          sum = biased(params, params.bias, expert, output, sum);
+        }
+        if (has_output) out[output] = sum;
+        is_same = at.go_on(warps, of_entry);
+      } while (is_same && at.index < until);
     }
   }
 }

@@ -40,10 +40,13 @@ struct TileStream {
   const u8* from_scales;
   u32 to[2], to_scales;
   u32 stage, place, scale_place;
+  bool follows;          // whether the next tile is of the same matrix as the one before
+  u32 jump, scale_jump;  // bytes to it, from where that ends
   // What is taken next.
   u32 taken_place, taken_scales;
 
-  DEV TileStream(void* room, u32 columns) {
+  // Of tiles of a matrix it has each of number `apart`.
+  DEV TileStream(void* room, u32 columns, u32 apart) {
     const u32 lane = lane_of();
     ring = static_cast<u8*>(room);
     scale_ring = ring + stream_stages * stage_bytes;
@@ -57,16 +60,24 @@ struct TileStream {
     }
     to_scales = made_once(lane / tile_rows * (stage_scale_bytes / 2) + scales_of(lane % tile_rows));
     stage = place = scale_place = taken_place = taken_scales = 0;
+    follows = false;
+    jump = made_once(apart * of_each * row_bytes - stages * stage_row_bytes);
+    scale_jump =
+        made_once(apart * of_each * parts * 4 - (stages + scaled_stages - 1) / scaled_stages * scaled_parts * 4);
   }
 
   DEV static u32 behind(u32 place) { return place == (stream_stages - 1) * stage_bytes ? 0 : place + stage_bytes; }
 
-  // Asks for the next stage, if there is one. Where a tile begins, tile_of() is it. All lanes.
+  // Asks for the next stage, if there is one. Where a tile begins of another matrix, tile_of() is it. All lanes.
   template <class TileOf>
   DEV void ask(bool is_there, TileOf tile_of) {
     if (is_there) {
       const u32 lane = lane_of(), piece = lane % 8, scale_row = lane % tile_rows, scale_bytes = parts * 4;
-      if (stage == 0) {
+      if (stage == 0 && follows) {
+#pragma unroll
+        for (u32 i = 0; i < pieces; i++) from[i] += jump;
+        from_scales += scale_jump;
+      } else if (stage == 0) {
         const StreamedTile tile = tile_of();
         const StoredMatrix &one = tile.matrix, &other = is_double ? tile.second : tile.matrix;
 #pragma unroll
