@@ -16,20 +16,16 @@ constexpr u32 copied_blocks = 2;
 #endif
 
 // How a tile lies there: sixteen rows of codes as they are stored, then their scales, then their biases. So three
-// copies bring it. They are few on purpose: each takes some 40 ns of the chip's, however short it is. Where rows are
-// short, several tiles may lie together as one that has more rows.
+// copies bring it. They are few on purpose: each takes some 40 ns of the chip's, however short it is.
 struct TileShape {
   u32 row_bytes;
   u32 scale_bytes;  // of a row
-  u32 rows;
 
-  DEV u32 scales() const { return rows * row_bytes; }
-  DEV u32 biases() const { return scales() + rows * scale_bytes; }
-  DEV u32 bytes() const { return rows / tile_rows * copied_tile_bytes(row_bytes, scale_bytes); }
+  DEV u32 scales() const { return tile_rows * row_bytes; }
+  DEV u32 biases() const { return scales() + tile_rows * scale_bytes; }
+  DEV u32 bytes() const { return copied_tile_bytes(row_bytes, scale_bytes); }
 };
-DEV TileShape tile_shape(u32 columns, u32 bits, u32 together = 1) {
-  return {columns / pack * bits, columns / part_columns * 4, together * tile_rows};
-}
+DEV TileShape tile_shape(u32 columns, u32 bits) { return {columns / pack * bits, columns / part_columns * 4}; }
 
 // As many rows of a matrix as a tile has, or half of them of each of two, from row `first` of `rows` on.
 struct TileRows {
@@ -79,7 +75,7 @@ struct TilePlaces {
     for (u32 i = begin + warps - 1 - warp; i < end; i += warps) {
       const TileRows from = rows_of(i);
       const TileShape& shape = from.shape;
-      const u32 of_each = from.second.codes ? shape.rows / 2 : shape.rows, here = min(of_each, from.rows - from.first);
+      const u32 of_each = from.second.codes ? tile_rows / 2 : tile_rows, here = min(of_each, from.rows - from.first);
       const u64 scale = u64(from.first) * shape.scale_bytes, code = u64(from.first) * shape.row_bytes;
       u8 *codes = place(i), *scales = codes + shape.scales();
       u64* arrival = arrivals + (i & mask);
@@ -89,7 +85,7 @@ struct TilePlaces {
       for (u32 r = 0;; r += of_each) {
         copy_in_bulk(codes + r * shape.row_bytes, matrix.codes + code, code_bytes, arrival);
         const u8 *own_scales = matrix.scales + scale, *own_biases = matrix.biases + scale;
-        u8 *to = scales + r * shape.scale_bytes, *to_biases = to + shape.rows * shape.scale_bytes;
+        u8 *to = scales + r * shape.scale_bytes, *to_biases = to + tile_rows * shape.scale_bytes;
         u32 at = scale_bytes / 16 * 16;
         if (at > 0) {
           copy_in_bulk(to, own_scales, at, arrival);
@@ -108,8 +104,8 @@ struct TilePlaces {
     for (u32 i = begin; i < end; i++) {
       const TileRows from = rows_of(i);
       const TileShape& shape = from.shape;
-      const u32 of_each = from.second.codes ? shape.rows / 2 : shape.rows;
-      for (u32 r = warp; r < shape.rows; r += warps) {  // one behind the last is taken to be the last
+      const u32 of_each = from.second.codes ? tile_rows / 2 : tile_rows;
+      for (u32 r = warp; r < tile_rows; r += warps) {  // one behind the last is taken to be the last
         const StoredMatrix& matrix = r < of_each ? from.matrix : from.second;
         const u32 row = min(from.first + r % of_each, from.rows - 1);
         const u8* codes = matrix.codes + u64(row) * shape.row_bytes;
@@ -120,7 +116,7 @@ struct TilePlaces {
           const u64 scale = u64(row) * shape.scale_bytes + at;
           u8* scales = place(i) + shape.scales() + r * shape.scale_bytes + at;
           *reinterpret_cast<u32*>(scales) = *reinterpret_cast<const u32*>(matrix.scales + scale);
-          *reinterpret_cast<u32*>(scales + shape.rows * shape.scale_bytes) =
+          *reinterpret_cast<u32*>(scales + tile_rows * shape.scale_bytes) =
               *reinterpret_cast<const u32*>(matrix.biases + scale);
         }
       }
@@ -199,8 +195,8 @@ DEV void make_parts(const float (&numbers)[pack], DigitStage& stage, RowPart (&x
 
 // ---- The product ----------------------------------------------------------------------------------------------------
 
-// Where a lane finds what it multiplies in every tile: its packs of row g and of the row that is `apart` further, scale
-// and bias of one of these rows, and its place among the sums. Of its warp's two parts the second is the first again if
+// Where a lane finds what it multiplies in every tile: its packs of rows g and g + 8, scale and bias
+// of one of these rows, and its place among the sums. Of its warp's two parts the second is the first again if
 // it is not there.
 template <u32 bits>
 struct LaneOfTile {
@@ -209,14 +205,14 @@ struct LaneOfTile {
   u32 sum;
   u32 has_sum, has_second;
 
-  DEV LaneOfTile(const TileShape& shape, u32 first_part, u32 all_parts, u32 apart = 8) {
+  DEV LaneOfTile(const TileShape& shape, u32 first_part, u32 all_parts) {
     const u32 g = lane_of() / 4, t = lane_of() % 4, first = min(first_part, all_parts - 1);
     const bool are_two = first_part + 1 < all_parts;
     codes = made_once(g * shape.row_bytes + (first * part_columns + t * part_steps * pack) / 8 * bits);
-    to_second_row = made_once(apart * shape.row_bytes);
+    to_second_row = made_once(8 * shape.row_bytes);
     to_second_part = made_once(are_two ? part_columns / 8 * bits : 0);
-    scale = made_once(shape.scales() + (g + t % 2 * apart) * shape.scale_bytes + first * 4 + t / 2 * 2);
-    to_bias = made_once(shape.rows * shape.scale_bytes);
+    scale = made_once(shape.scales() + (g + t % 2 * 8) * shape.scale_bytes + first * 4 + t / 2 * 2);
+    to_bias = made_once(tile_rows * shape.scale_bytes);
     to_second_scale = made_once(are_two ? 4 : 0);
     sum = made_once(first * tile_rows + g + t % 2 * 8);
     has_sum = made_once(t >= 2 && first_part < all_parts);
