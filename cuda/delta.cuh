@@ -208,44 +208,48 @@ struct GateLoad {
 // the size of a chunk changes nothing. Tokens come to shared memory some at a time, and the next ones are loaded before
 // those are taken. `quads` are the fours of numbers that a lane has room for. Grid of blocks: delta_values rows of the
 // state, value heads, sessions.
+//
+// Where norms go with it, it is all that a batch does with this state. So the state is loaded before the kernel waits
+// for the one before.
 template <u32 quads>
 DEV void gated_delta(const DeltaParams& all) {
   __shared__ DeltaTokens<quads> tokens[2];
   let_next_come();
-  // A state that the L2 cache is asked for is never wrong.
-  {
-    const u32 rows = min(delta_values, all.value_dim - blockIdx.x * delta_values);
-    const float* state = all.sessions ? all.sessions[blockIdx.z] : all.state;  // the list was there before the batch
-    state += (u64(blockIdx.y) * all.value_dim + blockIdx.x * delta_values) * all.key_dim;
-    for (u32 i = threadIdx.x * 32; i < rows * all.key_dim; i += blockDim.x * 32) prefetch_line(state + i);
-  }
-  GateLoad gate = {};
-  const bool makes_gates = all.q_kept && warp_of() == GateLoad::warp;
-  if (makes_gates) gate.load_weights(all.gates, blockIdx.y);
-  wait_for_previous();
-  if (makes_gates) gate.load(all.gates, blockIdx.y);
-  DeltaParams params = all;
-  if (all.sessions) {
-    const u64 of = blockIdx.z;
-    params.state = all.sessions[of];
-    params.q += of * all.q_row_stride, params.k += of * all.k_row_stride, params.v += of * all.v_row_stride;
-    params.decay += of * all.value_heads, params.beta += of * all.value_heads;
-    params.out += of * all.value_heads * all.value_dim;
-  }
+  const bool is_alone = all.q_kept;
   const u32 first_row = blockIdx.x * delta_values, head = blockIdx.y, lane = threadIdx.x % delta_lanes;
   const u32 place = threadIdx.x / delta_lanes, row = first_row + place;
-  const bool is_there = row < params.value_dim;
-  float* state = params.state + (u64(head) * params.value_dim + min(row, params.value_dim - 1)) * params.key_dim;
-  const bool in_fours = params.key_dim % 4 == 0 && reinterpret_cast<u64>(state) % 16 == 0;
+  const bool is_there = row < all.value_dim;
+  float* const states = all.sessions ? all.sessions[blockIdx.z] : all.state;  // the list was there before the batch
+  // A state that the L2 cache is asked for is never wrong.
+  if (!is_alone) {
+    const u32 count = min(delta_values, all.value_dim - first_row) * all.key_dim;
+    const float* state = states + (u64(head) * all.value_dim + first_row) * all.key_dim;
+    for (u32 i = threadIdx.x * 32; i < count; i += blockDim.x * 32) prefetch_line(state + i);
+  }
+  GateLoad gate = {};
+  const bool makes_gates = is_alone && warp_of() == GateLoad::warp;
+  if (makes_gates) gate.load_weights(all.gates, head);
+  if (!is_alone) wait_for_previous();
+  float* state = states + (u64(head) * all.value_dim + min(row, all.value_dim - 1)) * all.key_dim;
+  const bool in_fours = all.key_dim % 4 == 0 && reinterpret_cast<u64>(state) % 16 == 0;
   float4 held[quads];
 #pragma unroll
   for (u32 c = 0; c < quads; c++) {
     const u32 i = (c * delta_lanes + lane) * 4;
-    const auto number = [&](u32 j) { return i + j < params.key_dim ? state[i + j] : 0.0f; };
-    if (in_fours && i < params.key_dim)
+    const auto number = [&](u32 j) { return i + j < all.key_dim ? state[i + j] : 0.0f; };
+    if (in_fours && i < all.key_dim)
       held[c] = *reinterpret_cast<const float4*>(state + i);
     else
       held[c] = {number(0), number(1), number(2), number(3)};
+  }
+  if (is_alone) wait_for_previous();
+  if (makes_gates) gate.load(all.gates, head);
+  DeltaParams params = all;
+  if (all.sessions) {
+    const u64 of = blockIdx.z;
+    params.q += of * all.q_row_stride, params.k += of * all.k_row_stride, params.v += of * all.v_row_stride;
+    params.decay += of * all.value_heads, params.beta += of * all.value_heads;
+    params.out += of * all.value_heads * all.value_dim;
   }
   DeltaLoad<quads> next;
   next.load(params, 0, head, first_row);
