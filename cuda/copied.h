@@ -195,9 +195,8 @@ DEV void make_parts(const float (&numbers)[pack], DigitStage& stage, RowPart (&x
 
 // ---- The product ----------------------------------------------------------------------------------------------------
 
-// Where a lane finds what it multiplies in every tile: its packs of rows g and g + 8, scale and bias
-// of one of these rows, and its place among the sums. Of its warp's two parts the second is the first again if
-// it is not there.
+// Where a lane finds what it multiplies in every tile: its packs of rows g and g + 8, scale and bias of one of these
+// rows, and its place among the sums. Of its warp's two parts the second is the first again if it is not there.
 template <u32 bits>
 struct LaneOfTile {
   u32 codes, to_second_row, to_second_part;

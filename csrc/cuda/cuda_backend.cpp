@@ -301,7 +301,7 @@ Ticket CudaBackend::submit(std::unique_ptr<Commands> commands) {
   return Ticket(std::move(ticket));
 }
 
-// In order, up to the first that holds.
+// Launches what was submitted, in order, up to the first batch that holds. That one goes on from there next time.
 void CudaBackend::launch_submitted() {
   for (; !submitted_.empty(); submitted_.pop_front()) {
     const Submitted& first = submitted_.front();
@@ -323,7 +323,7 @@ void CudaBackend::launch_submitted() {
   }
 }
 
-// False if it holds.
+// Launches what is left of a batch. False if it holds.
 bool CudaBackend::run(Batch& batch, Event* mark) {
   const Current current(*device_);
   const Work& work = batch.recording.work();
@@ -365,7 +365,7 @@ void CudaBackend::run(const Item& item, const Work& work, Event* mark) {
     case Item::Kind::mark:
       return check(mark->record(batches_), "cuda: cuEventRecord");
     case Item::Kind::hold:
-      return;  // it is over
+      return;  // it was released
     case Item::Kind::after:
       return check(item.event->hold(batches_), "cuda: cuStreamWaitEvent");
   }

@@ -1,5 +1,6 @@
 // An NVIDIA GPU as a backend. A batch is recorded first and launched when it is submitted: all of it on one stream,
-// where it can be as a graph. Nobody waits for it before somebody asks.
+// where it can be as a graph. Nobody waits for it before somebody asks. A batch that holds is launched up to there, and
+// the rest, with what was submitted meanwhile, when it is released.
 //
 // A batch that is settled has its graphs told, and its words brought behind the batches that are under way. After a
 // failure every batch under way fails; the first one begun when nothing is under way any more starts afresh, unless the

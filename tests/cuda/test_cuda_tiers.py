@@ -159,7 +159,7 @@ def take_and_give_back():  # which waits for all that the GPU does
     while not done.is_set():
         torch.empty(1 << 24, dtype=torch.uint8, device="cuda")
         torch.cuda.empty_cache()
-other = threading.Thread(target=take_and_give_back)
+other = threading.Thread(target=take_and_give_back, daemon=True)
 other.start()
 stream = torch.cuda.Stream()
 with moeflux.load(STORE, expert_slots=4, host_slots=6, **options) as model:
