@@ -1,75 +1,6 @@
-// The gated delta-net: a short convolution, the gates, and the recurrence on a state per value head.
+// The gated delta-net: the gates, and the recurrence on a state per value head.
 #include "gates.h"
-
-// ---- The convolution ------------------------------------------------------------------------------------------------
-
-// Rows of the state.
-DEV u32 kept_rows(const ConvParams& params) { return (params.taps - 1) * params.dilation; }
-// Of the rows of the state, oldest first, and behind them those of the input.
-DEV float tap(const ConvParams& params, u64 row, u32 channel) {
-  const u32 kept = kept_rows(params);
-  return row < kept ? params.state[row * params.channels + channel]
-                    : params.x[(row - kept) * params.channels + channel];
-}
-DEV void convolve(const ConvParams& params, u32 row, u32 channel) {
-  float sum = 0.0f;
-  for (u32 i = 0; i < params.taps; i++)
-    sum =
-        fmaf(tap(params, row + u64(i) * params.dilation, channel), params.weight[u64(channel) * params.taps + i], sum);
-  params.out[u64(row) * params.channels + channel] = silu(sum);
-}
-// The last rows of state and input become the state. Each row comes from a later one.
-DEV void keep_last(const ConvParams& params, u32 channel) {
-  for (u32 row = 0; row < kept_rows(params); row++)
-    params.state[u64(row) * params.channels + channel] = tap(params, u64(row) + params.n, channel);
-}
-
-// A thread has a channel, in all rows of a session. Grid of threads: channels, 1, sessions.
-DEV void convolve_few(const ConvParams& all) {
-  begin_kernel();
-  const u32 channel = blockIdx.x * blockDim.x + threadIdx.x;
-  if (channel >= all.channels) return;
-  ConvParams params = all;
-  if (all.sessions) {
-    params.state = all.sessions[blockIdx.z];
-    params.x += u64(blockIdx.z) * all.channels;
-    params.out += u64(blockIdx.z) * all.channels;
-  }
-  for (u32 row = 0; row < params.n; row++) convolve(params, row, channel);
-  keep_last(params, channel);
-}
-
-// A thread has a channel, in conv_rows rows, and the state comes after. What several of them see is loaded once. Grid
-// of threads: channels, blocks of rows.
-DEV void convolve_many(const ConvParams& params) {
-  begin_kernel();
-  const u32 channel = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * conv_rows;
-  if (channel >= params.channels) return;
-  const u32 count = min(conv_rows, params.n - first);
-  if (params.taps != conv_taps || params.dilation != 1) {
-    for (u32 row = 0; row < count; row++) convolve(params, first + row, channel);
-    return;
-  }
-  float weights[conv_taps], seen[conv_rows + conv_taps - 1];
-#pragma unroll
-  for (u32 i = 0; i < conv_taps; i++) weights[i] = params.weight[u64(channel) * conv_taps + i];
-#pragma unroll
-  for (u32 i = 0; i < conv_rows + conv_taps - 1; i++)
-    seen[i] = i < count + conv_taps - 1 ? tap(params, first + i, channel) : 0.0f;
-#pragma unroll
-  for (u32 row = 0; row < conv_rows; row++) {
-    if (row >= count) break;
-    float sum = 0.0f;
-#pragma unroll
-    for (u32 i = 0; i < conv_taps; i++) sum = fmaf(seen[row + i], weights[i], sum);
-    params.out[u64(first + row) * params.channels + channel] = silu(sum);
-  }
-}
-DEV void keep_last_of_many(const ConvParams& params) {
-  begin_kernel();
-  const u32 channel = blockIdx.x * blockDim.x + threadIdx.x;
-  if (channel < params.channels) keep_last(params, channel);
-}
+#include "pending.h"
 
 // ---- The recurrence -------------------------------------------------------------------------------------------------
 
@@ -81,6 +12,8 @@ DEV void make_gates(const DeltaGatesParams& params) {
 }
 
 DEV u32 key_head_of(const DeltaParams& params, u32 head) { return head / params.neighbours % params.key_heads; }
+
+constexpr u32 delta_quads = delta_key_dim / 4 / delta_lanes;  // of numbers that a lane has of such a key
 
 // What a block needs of some tokens. Numbers behind the last of a key are zeros.
 template <u32 quads>
@@ -232,7 +165,8 @@ DEV void gated_delta(const DeltaParams& all) {
   if (!is_alone) wait_for_previous();
   float* state = states + (u64(head) * all.value_dim + min(row, all.value_dim - 1)) * all.key_dim;
   const bool in_fours = all.key_dim % 4 == 0 && reinterpret_cast<u64>(state) % 16 == 0;
-  float4 held[quads];
+  float4 rows[1][quads];
+  float4(&held)[quads] = rows[0];
 #pragma unroll
   for (u32 c = 0; c < quads; c++) {
     const u32 i = (c * delta_lanes + lane) * 4;
@@ -242,6 +176,9 @@ DEV void gated_delta(const DeltaParams& all) {
     else
       held[c] = {number(0), number(1), number(2), number(3)};
   }
+  const bool has_room = quads == delta_quads && all.has_room;
+  PendingTokens* const pending = has_room ? &pending_of(states, all.value_heads, head) : nullptr;
+  if (has_room) take_pending(rows, pending->of_rows[blockIdx.x].count, pending->decays, pending->tokens, lane, row, 0);
   if (is_alone) wait_for_previous();
   if (makes_gates) gate.load(all.gates, head);
   DeltaParams params = all;
@@ -284,6 +221,7 @@ DEV void gated_delta(const DeltaParams& all) {
     if (are_more) next.store(tokens[(first / delta_tokens + 1) % 2]);
     __syncthreads();
   }
+  if (has_room && threadIdx.x == 0) pending->of_rows[blockIdx.x].count = 0;
   if (!is_there) return;
 #pragma unroll
   for (u32 c = 0; c < quads; c++) {
@@ -305,7 +243,6 @@ DEV void gated_delta(const DeltaParams& all) {
 // reads is multiplied, and what the one before that has read is added up. Neighbours have other rows and the same part
 // of each, so that shared memory has what sixteen lanes want at once.
 
-constexpr u32 delta_quads = delta_key_dim / 4 / delta_lanes;
 struct ManyTokens {
   float4 keys[delta_stage][delta_quads * delta_lanes];
   float4 queries[delta_stage][delta_quads * delta_lanes];
@@ -378,6 +315,12 @@ DEV void gated_delta_of_many(const DeltaParams& params) {
   for (u32 r = 0; r < 2; r++)
 #pragma unroll
     for (u32 c = 0; c < delta_quads; c++) held[r][c] = state[r * (delta_key_dim / 4) + c * delta_lanes];
+  constexpr u32 counts = delta_many_values / delta_values;
+  if (params.has_room) {
+    const PendingTokens& pending = pending_of(params.state, params.value_heads, head);
+    take_pending(held, pending.of_rows[blockIdx.x * counts].count, pending.decays, pending.tokens, part,
+                 first_row + place, 1);
+  }
   const auto gate_at = [&](u32 token) {
     const u64 at = u64(min(token, params.n - 1)) * params.value_heads + head;
     return Gates{params.decay[at], params.beta[at]};
@@ -464,6 +407,8 @@ DEV void gated_delta_of_many(const DeltaParams& params) {
   keep_read(params.n > 1);
   read_before();
   keep_read(true);
+  if (params.has_room && threadIdx.x < counts)
+    pending_of(params.state, params.value_heads, head).of_rows[blockIdx.x * counts + threadIdx.x].count = 0;
 #pragma unroll
   for (u32 r = 0; r < 2; r++)
 #pragma unroll
@@ -472,9 +417,6 @@ DEV void gated_delta_of_many(const DeltaParams& params) {
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
-KERNEL(conv1d_few, ConvParams, (flat_threads), convolve_few)
-KERNEL(conv1d, ConvParams, (flat_threads), convolve_many)
-KERNEL(conv1d_state, ConvParams, (flat_threads), keep_last_of_many)
 KERNEL(delta_gates, DeltaGatesParams, (flat_threads), make_gates)
 KERNEL(gated_delta_4, DeltaParams, (delta_warps * lanes), gated_delta<4>)
 KERNEL(gated_delta_8, DeltaParams, (delta_warps * lanes), gated_delta<8>)

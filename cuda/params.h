@@ -407,7 +407,7 @@ struct DeltaParams {
   float k_eps;
   float q_scale;
   float k_scale;
-  uint32_t nothing;
+  uint32_t has_room;  // behind the state, for PendingTokens
 };
 
 // ---- Choosing -------------------------------------------------------------------------------------------------------

@@ -78,6 +78,24 @@ struct DeltaInputsParams {
   float k_scale;
 };
 
+// Of a head of the delta-net with keys and values of 128 numbers: tokens that the state does not have yet. A block may
+// have delta_values rows of the state, so that each of these has a count of its own. Between kernels all are the same.
+struct PendingTokens {
+  struct {
+    uint32_t count;
+    uint32_t step;  // which of delta_delay: in one of them the state is written
+  } of_rows[part_columns / delta_values];
+  float decays[4];                                 // of delta_delay - 1; tokens are copied by sixteen bytes
+  float tokens[delta_delay - 1][2][part_columns];  // key, after its norm, and what was to be corrected, by beta
+};
+
+// Takes them into the states of a session.
+struct CompleteParams {
+  float* state;
+  uint32_t heads;
+  uint32_t nothing;
+};
+
 // The delta-net of one row of each of some sessions, all of it between its products: what is above, the recurrence, the
 // gated norms of its heads and their digits. Two value heads share a key head.
 struct DeltaStepParams {
@@ -86,7 +104,7 @@ struct DeltaStepParams {
   HeadParams heads;
   DigitRoom to;
   uint32_t neighbours;  // as DeltaParams has it
-  uint32_t nothing;
+  uint32_t has_room;    // behind states, for tokens that these do not have yet
 };
 
 // Pairs by their experts, as blocks: what a router on the device chose.

@@ -78,6 +78,7 @@ constexpr uint32_t delta_tokens = 8;                                  // that a 
 constexpr uint32_t delta_key_dim = 128;                   // of keys that have a kernel of their own for many rows
 constexpr uint32_t delta_many_values = 2 * delta_values;  // rows of the state of a block of that
 constexpr uint32_t delta_stage = 16;                      // tokens that it brings together
+constexpr uint32_t delta_delay = 3;                       // steps of which one writes a head's state
 constexpr uint32_t step_threads = 4 * part_columns;       // of a block that has a head of the delta-net in a step
 constexpr uint32_t max_key_dim = 256;                     // of the delta-net
 constexpr uint32_t conv_rows = 8;                         // of a thread, where a convolution has many

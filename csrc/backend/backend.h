@@ -248,14 +248,15 @@ struct DeltaGatesArgs {
 };
 
 struct DeltaArgs {
-  Heads q;             // key heads, normalised and scaled
-  Heads k;             // key heads, normalised
-  Heads v;             // value heads; a multiple of the key heads
-  View decay;          // [n, value heads]
-  View beta;           // [n, value heads]
-  View state;          // [value heads, v.dim, k.dim]; updated
-  View out;            // [n, value heads, v.dim]
-  bool tiled = false;  // value head i takes key head i % k.heads; otherwise neighbours share one
+  Heads q;                // key heads, normalised and scaled
+  Heads k;                // key heads, normalised
+  Heads v;                // value heads; a multiple of the key heads
+  View decay;             // [n, value heads]
+  View beta;              // [n, value heads]
+  View state;             // [value heads, v.dim, k.dim]; updated
+  View out;               // [n, value heads, v.dim]
+  bool tiled = false;     // value head i takes key head i % k.heads; otherwise neighbours share one
+  bool has_room = false;  // behind the state is what Backend::delta_room wants
 
   // The key head of value head i is i / neighbours() % k.heads.
   int64_t neighbours() const { return tiled ? 1 : v.heads / k.heads; }
@@ -471,6 +472,9 @@ class Backend {
   Ticket copy(View from, View to, int64_t bytes) { return copy_all(std::array{CopyArgs{from, to, bytes}}); }
   virtual Ticket copy_all(std::span<const CopyArgs> copies);  // one ticket: when the last of them has ended
   virtual Ticket clear(View to, int64_t bytes);
+  virtual DeltaRoom delta_room() const { return nullptr; }  // null: it wants none
+  // Takes the tokens behind the state of a delta-net into it, so that the host may read that. As copy does.
+  virtual Ticket complete(View /*state*/, int64_t /*heads*/) { return {}; }
   // In how many buffers the blocks of one Cache may lie; 0: any number.
   virtual int64_t max_row_buffers() const { return 0; }
   // Whether ops run after their batch was submitted, and not while they are recorded. Only then can a batch be told to

@@ -380,6 +380,11 @@ Ticket DeferredBackend::clear(View to, int64_t bytes) {
   return transfer([this, to = inside_any(to, bytes), bytes] { inner_->clear(to, bytes).wait(); });
 }
 
+Ticket DeferredBackend::complete(View state, int64_t heads) {
+  if (!apart_ || !delta_room()) return inner_->complete(state, heads);
+  return transfer([this, state = inside(state), heads] { inner_->complete(state, heads).wait(); });
+}
+
 Ticket DeferredBackend::transfer(std::function<void()> move) {
   const int64_t number = copies_++;
   if (number == fail_at_copy_)

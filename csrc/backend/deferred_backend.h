@@ -49,6 +49,8 @@ class DeferredBackend final : public Backend {
   Ticket submit(std::unique_ptr<Commands> commands) override;
   Ticket copy_all(std::span<const CopyArgs> copies) override;
   Ticket clear(View to, int64_t bytes) override;
+  DeltaRoom delta_room() const override { return inner_->delta_room(); }
+  Ticket complete(View state, int64_t heads) override;
 
  private:
   friend class DeferredCommands;

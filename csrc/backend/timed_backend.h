@@ -69,6 +69,8 @@ class TimedBackend final : public Backend {
   Ticket submit(std::unique_ptr<Commands> commands) override;
   Ticket copy_all(std::span<const CopyArgs> copies) override { return inner_->copy_all(copies); }
   Ticket clear(View to, int64_t bytes) override { return inner_->clear(to, bytes); }
+  DeltaRoom delta_room() const override { return inner_->delta_room(); }
+  Ticket complete(View state, int64_t heads) override { return inner_->complete(state, heads); }
 
  private:
   std::unique_ptr<Backend> inner_;

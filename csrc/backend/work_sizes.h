@@ -53,4 +53,8 @@ struct WorkSizes {
   bool has_streams = false;                         // whether there are several residual streams
 };
 
+// How many bytes a device wants behind the state of a delta-net [heads, rows, columns], for tokens that the state does
+// not have yet. Zeros: there are none. They are part of the state for whoever copies it.
+using DeltaRoom = int64_t (*)(int64_t heads, int64_t rows, int64_t columns);
+
 }  // namespace moeflux

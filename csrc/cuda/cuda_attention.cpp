@@ -290,7 +290,7 @@ void CudaCommands::gated_delta(const DeltaArgs& args, int64_t n) {
                           .k_eps = 0,
                           .q_scale = 0,
                           .k_scale = 0,
-                          .nothing = 0};
+                          .has_room = args.has_room};
     const std::string kernel = delta_kernel(args.k.dim);
     const Extent grid = {divide_up(args.v.dim, delta_values), static_cast<uint32_t>(args.v.heads)};
     if (n == 1 && (takes_step_delta(kernel, grid, params) || takes_delta(kernel, params))) return;

@@ -196,6 +196,8 @@ int64_t CudaBackend::prepare(const WorkSizes& sizes) {
   rooms_.resize(rooms.size());
   is_prepared_ = true;
   kernels_.load(units_for(sizes, {}));
+  if (sizes.key_dim > 0 && room_behind(1, sizes.delta_head, sizes.key_dim) > 0)
+    complete_ = &kernels_.get("delta_complete", 0);
   for (size_t i = 0; i < rooms.size(); ++i)
     if (rooms[i].bytes) rooms_[i] = allocate(rooms[i].bytes, Memory::device, rooms[i].what);
   for (int64_t i = 0; i < sizes.batches + batches_ahead; ++i) spare_->add(make_lists(CudaCommands::list_bytes(sizes)));
@@ -414,6 +416,19 @@ Ticket CudaBackend::copy_all(std::span<const CopyArgs> copies) {
     for (size_t i = 0; i < to.size() && begun == success; ++i)
       begun = api.copy(to[i], from[i], bytes[i], copies_.handle());
     return begun;
+  });
+}
+
+int64_t CudaBackend::room_behind(int64_t heads, int64_t rows, int64_t columns) {
+  return rows == part_columns && columns == part_columns ? heads * int64_t{sizeof(PendingTokens)} : 0;
+}
+
+Ticket CudaBackend::complete(View state, int64_t heads) {
+  CompleteParams params = {.state = address<float>(state), .heads = static_cast<uint32_t>(heads), .nothing = 0};
+  void* given = &params;
+  return transfer([&] {
+    return device_->api().launch(complete_->function, params.heads, 1, 1, step_threads, 1, 1, complete_->shared_bytes,
+                                 copies_.handle(), &given, nullptr);
   });
 }
 

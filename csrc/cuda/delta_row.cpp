@@ -200,13 +200,13 @@ bool CudaCommands::takes_step_heads(const HeadParams& heads) {
 }
 
 void CudaCommands::launch_step(const DeltaStep& step, const DigitRoom& to) {
-  launch("delta_step", {step.delta.value_heads, step.n}, step_threads,
+  launch("delta_step", {step.delta.value_heads * step.n}, step_threads,
          DeltaStepParams{.inputs = step.inputs,
                          .states = list_of(step.states),
                          .heads = *step.heads,
                          .to = to,
                          .neighbours = step.delta.neighbours,
-                         .nothing = 0});
+                         .has_room = step.delta.has_room});
 }
 
 // What has come, without the digits of its heads.

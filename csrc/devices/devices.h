@@ -42,6 +42,7 @@ struct DeviceEntry {
   int64_t (*prepared_bytes)(const WorkSizes& sizes);  // what `prepare` takes
   int64_t (*prepared_host_bytes)(
       const WorkSizes& sizes);  // the part that is not in the device's own memory; null: none
+  DeltaRoom delta_room;         // Backend::delta_room
   bool has_host_experts;        // whether HostExperts gives the bits of its experts
   // Kernels of a model with such rows of keys and values that take time to make, by names that `compile` knows; null:
   // none.

@@ -18,12 +18,13 @@ DraftMemory::DraftMemory(const Variant& variant, const SessionOptions& options, 
       hidden_(backend.allocate((1 + drafts) * width_ * 4, Memory::device, "hidden states")) {}
 
 int64_t DraftMemory::planned_rows(const Variant& variant, const SessionOptions& options, int64_t chunk) {
-  return state_layout(draft_variant(variant), options.kv_dtype).rows_bytes(options, chunk);
+  return state_layout(draft_variant(variant), options.kv_dtype, nullptr).rows_bytes(options, chunk);
 }
 
 int64_t DraftMemory::planned_bytes(const Variant& variant, const SessionOptions& options, int64_t drafts, bool shared) {
   const int64_t hidden = arena_bytes((1 + drafts) * variant.hidden_size * 4);
-  return hidden + (shared ? 0 : arena_bytes(state_layout(draft_variant(variant), options.kv_dtype).exchange_bytes()));
+  return hidden +
+         (shared ? 0 : arena_bytes(state_layout(draft_variant(variant), options.kv_dtype, nullptr).exchange_bytes()));
 }
 
 void DraftMemory::make_room(int64_t begin, int64_t end) {

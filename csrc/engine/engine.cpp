@@ -123,7 +123,7 @@ Footprint footprint(const StoreDirectory& store, const EngineOptions& options, c
   return say_of_engine(store, options, apart, [&](const StoreDirectory& had, const EngineOptions& chosen, bool shared) {
     Footprint bytes = engine_footprint(had, chosen, shared, device_entry(chosen.backend).maps_files && !apart);
     bytes += session_footprint(had.variant, resolved(had.variant, session), drafts_of(chosen.speculate), chosen.chunk,
-                               shared);
+                               shared, device_entry(chosen.backend).delta_room);
     return bytes;
   });
 }
@@ -134,7 +134,7 @@ Footprint device_footprint(const StoreDirectory& store, const EngineOptions& opt
     if (shared) return Footprint{};
     Footprint bytes = engine_device_footprint(had, chosen);
     bytes += session_device_footprint(had.variant, resolved(had.variant, session), drafts_of(chosen.speculate),
-                                      chosen.chunk);
+                                      chosen.chunk, device_entry(chosen.backend).delta_room);
     return bytes;
   });
 }
@@ -194,7 +194,7 @@ LoadedEngine::LoadedEngine(StoreDirectory store, const EngineOptions& options, c
 
 void LoadedEngine::add_pools(const Variant& variant, PoolsByType& to) {
   for (const DType type : {DType::f32, DType::bf16, DType::i8})
-    for (const RowKind& kind : state_layout(variant, type).kinds)
+    for (const RowKind& kind : state_layout(variant, type, nullptr).kinds)
       to[index_of(type)].emplace_back(*backend_, session_memory_, kind.block_bytes);
 }
 

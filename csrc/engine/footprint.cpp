@@ -189,8 +189,8 @@ int64_t survey_bytes(const Variant& variant, int64_t drafts) {
 }
 
 Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
-                            bool shared) {
-  const StateLayout layout = state_layout(variant, options.kv_dtype);
+                            bool shared, DeltaRoom room) {
+  const StateLayout layout = state_layout(variant, options.kv_dtype, room);
   Footprint bytes;
   bytes.rows = layout.rows_bytes(options, chunk);
   bytes.recurrent = arena_bytes(layout.recurrent_bytes) + Drafts::planned_bytes(drafts, layout.recurrent_bytes);
@@ -207,9 +207,9 @@ Footprint session_footprint(const Variant& variant, const SessionOptions& option
 }
 
 // What there is once on a device whose memory is the host's, but for the tokens.
-Footprint session_device_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts,
-                                   int64_t chunk) {
-  Footprint bytes = session_footprint(variant, options, drafts, chunk, true);
+Footprint session_device_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
+                                   DeltaRoom room) {
+  Footprint bytes = session_footprint(variant, options, drafts, chunk, true, room);
   bytes.tokens -= arena_bytes(options.max_context * 4);
   if (variant.ends()) bytes.tokens += MirroredBuffer::planned_bytes(survey_bytes(variant, drafts), true);
   return bytes;

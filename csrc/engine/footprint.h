@@ -41,12 +41,12 @@ Footprint device_footprint(const StoreDirectory& store, const EngineOptions& opt
 // What the device must compile before an engine of these options runs, by names of its own. `rows`: the type of keys
 // and values. Nothing where nothing is missing.
 std::vector<std::string> kernels_to_compile(const StoreDirectory& store, const EngineOptions& options, DType rows);
-// `chunk`: of the engine. `shared`: whether host and device share memory.
+// `chunk`: of the engine. `shared`: whether host and device share memory. `room`: of the device.
 Footprint session_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
-                            bool shared);
+                            bool shared, DeltaRoom room);
 // The part of it that is in a device's own memory.
-Footprint session_device_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts,
-                                   int64_t chunk);
+Footprint session_device_footprint(const Variant& variant, const SessionOptions& options, int64_t drafts, int64_t chunk,
+                                   DeltaRoom room);
 // What a session's logits take.
 int64_t logits_bytes(const Variant& variant, int64_t drafts);
 int64_t survey_bytes(const Variant& variant, int64_t drafts);

@@ -18,7 +18,7 @@ std::atomic<int64_t> sessions_made = 0;
 
 }  // namespace
 
-StateLayout state_layout(const Variant& variant, DType kv_dtype) {
+StateLayout state_layout(const Variant& variant, DType kv_dtype, DeltaRoom room) {
   StateLayout layout;
   for (int64_t layer = 0; layer < variant.num_layers(); ++layer) {
     LayerState& placed = layout.layers.emplace_back();
@@ -33,7 +33,9 @@ StateLayout state_layout(const Variant& variant, DType kv_dtype) {
         kind->block_bytes += round_up(place.rows.block_bytes(), alignment);
       } else {
         place.fixed = {nullptr, layout.recurrent_bytes};
-        layout.recurrent_bytes += round_up(width * 4, alignment);
+        place.bytes = width * 4;
+        if (piece.is_delta && room) place.bytes += room(piece.shape[0], piece.shape[1], piece.shape[2]);
+        layout.recurrent_bytes += round_up(place.bytes, alignment);
       }
       place.piece = std::move(piece);
     }
@@ -58,7 +60,7 @@ int64_t StateLayout::exchange_bytes() const {
 SessionState::SessionState(const Variant& variant, const SessionOptions& options, int64_t chunk, Backend& backend,
                            RowPools& pools, int64_t beside)
     : backend_(backend), pools_(pools), layers_before_(variant.layers_before), number_(++sessions_made) {
-  StateLayout layout = state_layout(variant, options.kv_dtype);
+  StateLayout layout = state_layout(variant, options.kv_dtype, backend.delta_room());
   layers_ = std::move(layout.layers);
   recurrent_bytes_ = layout.recurrent_bytes;
   tables_.reserve(layout.kinds.size());
@@ -165,6 +167,19 @@ void SessionState::load_recurrent(const Buffer& from) const {
 }
 
 void SessionState::clear_recurrent() const { backend_.clear({recurrent_.get(), 0}, recurrent_bytes_).wait(); }
+
+void SessionState::complete_recurrent() const {
+  for (const LayerState& layer : layers_)
+    for (const PlacedPiece& each : layer)
+      if (each.has_room()) backend_.complete(each.fixed, each.piece.shape[0]).wait();
+}
+
+void SessionState::forget_pending() const {
+  for (const LayerState& layer : layers_)
+    for (const PlacedPiece& each : layer)
+      if (each.has_room())
+        backend_.clear(each.fixed.at(each.piece.width()), each.bytes - each.piece.width() * 4).wait();
+}
 
 void SessionState::read(View from, std::span<std::byte> to) const {
   if (to.empty()) return;

@@ -20,9 +20,12 @@ namespace moeflux {
 // A piece and where it lies.
 struct PlacedPiece {
   StatePiece piece;
-  Cache rows;       // of the session's type
-  size_t kind = 0;  // of these rows
-  View fixed;       // or f32 of one size
+  Cache rows;         // of the session's type
+  size_t kind = 0;    // of these rows
+  View fixed;         // or f32 of one size
+  int64_t bytes = 0;  // of that, with what a device keeps behind it
+
+  bool has_room() const { return piece.is_delta && bytes > piece.width() * 4; }
 };
 
 // Of one layer, in the order in which its shape lists them.
@@ -49,7 +52,8 @@ struct Placing {
   bool operator==(const Placing&) const = default;
 };
 
-StateLayout state_layout(const Variant& variant, DType kv_dtype);
+// `room`: of the device.
+StateLayout state_layout(const Variant& variant, DType kv_dtype, DeltaRoom room);
 
 class SessionState {
  public:
@@ -70,6 +74,9 @@ class SessionState {
   void save_recurrent(const Buffer& to) const;
   void load_recurrent(const Buffer& from) const;
   void clear_recurrent() const;
+  // Before the host reads it: what the device keeps behind it goes into it. Before the host writes it: is forgotten.
+  void complete_recurrent() const;
+  void forget_pending() const;
   // The state and a copy change places.
   void swap_recurrent(std::unique_ptr<Buffer>& copy) noexcept;
 

@@ -74,20 +74,22 @@ EngineSession::EngineSession(std::shared_ptr<LoadedEngine> engine, const Session
       }) {
   checkpoints_.add_rooms(options_.max_checkpoints);
   if (!engine_->has_draft_layer()) return;
-  const StateLayout layout = state_layout(engine_->variant(), options_.kv_dtype);
+  const StateLayout layout = state_layout(engine_->variant(), options_.kv_dtype, nullptr);
   draft_memory_.emplace(engine_->variant(), options_, engine_->chunk(), engine_->drafts(), engine_->backend(),
                         engine_->draft_pools(options_.kv_dtype), layout.rows_bytes(options_, engine_->chunk()));
 }
 
 Footprint EngineSession::footprint_of(const SessionOptions& options) const {
-  return session_footprint(engine_->variant(), options, engine_->drafts(), engine_->chunk(),
-                           engine_->backend().shares_memory());
+  const Backend& backend = engine_->backend();
+  return session_footprint(engine_->variant(), options, engine_->drafts(), engine_->chunk(), backend.shares_memory(),
+                           backend.delta_room());
 }
 
 // What it has in the host's memory, where the device has another.
 int64_t EngineSession::host_bytes_of(const SessionOptions& options) const {
   if (engine_->backend().shares_memory()) return 0;
-  const Footprint there = session_device_footprint(engine_->variant(), options, engine_->drafts(), engine_->chunk());
+  const Footprint there = session_device_footprint(engine_->variant(), options, engine_->drafts(), engine_->chunk(),
+                                                   engine_->backend().delta_room());
   return footprint_of(options).sessions() - there.sessions();
 }
 
@@ -424,6 +426,7 @@ void EngineSession::read_state(const StateVisitor& show) {
   const Use use(*this);
   check_usable();
   settle();
+  state_.complete_recurrent();
   show(state_.tensors(position()));
 }
 
@@ -441,6 +444,7 @@ void EngineSession::restore(int64_t target, std::span<const int32_t> tokens, con
   drop_logits();
   checkpoints_.forget_after(-1);
   try {
+    state_.forget_pending();
     fill(tensors);
   } catch (...) {
     state_.end_call(0, places_);  // they are worth nothing

@@ -25,7 +25,8 @@ void GatedDelta::check(const Check& check) const {
 }
 
 StatePieces GatedDelta::state() const {
-  return {{"conv", false, {taps - 1, channels()}}, {"recurrent", false, {value_heads, value_dim, key_dim}}};
+  return {{"conv", false, {taps - 1, channels()}},
+          {.name = "recurrent", .shape = {value_heads, value_dim, key_dim}, .is_delta = true}};
 }
 
 }  // namespace moeflux

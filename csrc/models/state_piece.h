@@ -13,6 +13,7 @@ struct StatePiece {
   std::vector<int64_t> shape;  // of a row, or of all of it
   int64_t unit = 1;            // positions that share a row
   int64_t window = 0;          // rows: how many of the last ones are seen at most; 0: all
+  bool is_delta = false;       // of a delta-net, [heads, rows, columns]: a device may keep more behind it
 
   // Numbers of a row, or of all of it.
   int64_t width() const {

@@ -1,6 +1,6 @@
 """A little of everything on the NVIDIA GPU of this machine, for compute-sanitizer, which makes kernels hundreds of
-times slower: each op in each format, and a small model's prefill, steps and a step of three sessions. The first run
-compiles the kernels, which no sanitizer should watch.
+times slower: each op in each format, and a small model's prefill, steps, steps of three sessions and a snapshot. The
+first run compiles the kernels, which no sanitizer should watch.
 
     moeflux synth STORE --variant a3b --layers 4 --experts 16 --vocab 512
     python tools/cuda/sanitized.py STORE
@@ -39,6 +39,9 @@ def main() -> None:
             session.prefill([(7 * i + place) % 512 for i in range(PROMPT if place == 0 else 2)])
         for _ in range(STEPS):
             sessions[0].step(3)
+            model.evaluate([(session, [5]) for session in sessions])
+        sessions[1].prefill([3] * PROMPT)
+        sessions[2].snapshot()
         model.evaluate([(session, [5]) for session in sessions])
         print(f"a model: {time.perf_counter() - started:.1f} s", flush=True)
 

@@ -72,7 +72,7 @@ void GatedDeltaBlock::record(Commands& commands, Scratch& scratch, size_t layer,
     over_rows(commands, piece, state, [&](int64_t row, int64_t count) {
       const int64_t gate = row * d.value_heads;
       commands.gated_delta({from_row(q, row), from_row(k, row), from_row(value, row), s.decay.at(gate), s.beta.at(gate),
-                            state.fixed, s.mixed.at(row * d.value_width()), d.tiled},
+                            state.fixed, s.mixed.at(row * d.value_width()), d.tiled, state.has_room()},
                            count);
     });
   }

@@ -15,7 +15,7 @@ void over_rows(Commands& commands, const Piece& piece, const PlacedPiece& state,
     record(piece.first + row, 1);
     const auto place = static_cast<size_t>(row);
     if (place < piece.copies.size())
-      commands.copy(state.fixed, piece.copies[place].at(state.fixed.offset, 1), state.piece.width() * 4);
+      commands.copy(state.fixed, piece.copies[place].at(state.fixed.offset, 1), state.bytes);
   }
 }
 
