@@ -336,8 +336,8 @@ DEV float highest_so_far(float score, u32 segment) {
 // each head, rows, sessions.
 DEV void merge_parts(const MergeParams& all) {
   const AttentionParams& params = all.attention;
-  extern __shared__ float shared[];
-  __shared__ float4 more[merge_parts_together][merge_numbers / 4];
+  extern __shared__ float4 space[];
+  auto* more = reinterpret_cast<float4(*)[merge_numbers / 4]>(space);  // of the parts of a round
   __shared__ float totals[merge_threads / lanes][2][lanes];
   __shared__ float highest_of_warp[merge_threads / lanes], whole, sink_before;
   let_next_come();
@@ -348,7 +348,8 @@ DEV void merge_parts(const MergeParams& all) {
   const u32 first = begin / part_rows, last = (end - 1) / part_rows, count = last - first + 1;
   const u32 first_span = first / of_span, spans = last / of_span - first_span + 1, skipped = first & (of_span - 1);
   // Of each part first its highest score and its total. Then what sums before it are multiplied by, and what it is.
-  float2 *of_part = reinterpret_cast<float2*>(shared), *of_spans = of_part + count;
+  auto* of_part = reinterpret_cast<float2*>(more + min(params.part_count, merge_parts_together));
+  float2* of_spans = of_part + count;
   float *span_highest = reinterpret_cast<float*>(of_spans + spans), *span_total = span_highest + spans;
   const u32 slices = gridDim.x / params.heads, head = blockIdx.x / slices, lane = lane_of();
   const u32 begin_of_slice = blockIdx.x % slices * merge_numbers, i = begin_of_slice + threadIdx.x;
