@@ -123,6 +123,8 @@ DEV void make_heads_digits(const HeadsDigitsParams& all) {
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
-KERNEL(norm_digits, NormDigitsParams, (norm_threads), make_norm_digits)
+// Where nothing says that one block on a multiprocessor is enough, the compiler saves registers, and so an expert's
+// outputs are loaded only when those before them have come.
+KERNEL(norm_digits, NormDigitsParams, (norm_threads, 1), make_norm_digits)
 KERNEL(gated_digits, GatedDigitsParams, (row_threads), make_gated_digits)
 KERNEL(heads_digits, HeadsDigitsParams, (head_warps * lanes), make_heads_digits)
