@@ -146,11 +146,16 @@ DEV void multiply_columns(int (&c)[2][4], u32 a0, u32 a1, u32 a2, u32 a3, u64 b)
 }
 #endif
 
-// The largest of the lanes' numbers, and the smallest, in every lane.
+// The largest of the lanes' numbers, the smallest, and the sum of all, in every lane.
 #if __CUDA_ARCH__ >= 800
+DEV u32 warp_total(u32 x) { return __reduce_add_sync(0xffffffffu, x); }
 DEV u32 warp_max(u32 x) { return __reduce_max_sync(0xffffffffu, x); }
 DEV u32 warp_min(u32 x) { return __reduce_min_sync(0xffffffffu, x); }
 #else
+DEV u32 warp_total(u32 x) {
+  for (u32 distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+  return x;
+}
 DEV u32 warp_max(u32 x) {
   for (u32 distance = 16; distance > 0; distance /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, distance));
   return x;

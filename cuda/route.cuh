@@ -4,6 +4,8 @@
 // distinct and in range.
 #include "choice.h"
 
+constexpr u32 most_ranked = 8;  // experts of a row, where threads count who comes before theirs
+
 DEV u64 warp_best(u64 key) {
   for (u32 distance = lanes / 2; distance > 0; distance /= 2) {
     const u32 high = __shfl_xor_sync(everyone, u32(key >> 32), distance);
@@ -79,16 +81,98 @@ extern "C" __global__ void route_softmax(const RouteParams params) {
   for (u32 i = lane; i < params.k && params.factors; i += lanes) weights[i] *= params.factors[ids[i]];
 }
 
-// The same for few experts without groups.
-extern "C" __global__ void route_softmax_few(const RouteParams params) {
+// How many of some keys are above a limit.
+template <u32 count>
+DEV u32 keys_above(const u32* keys, u32 limit) {
+  u32 above = 0;
+#pragma unroll
+  for (u32 j = 0; j < count; j += 4) {
+    const uint4 four = *reinterpret_cast<const uint4*>(keys + j);
+    above += (four.x > limit ? 1 : 0) + (four.y > limit ? 1 : 0);
+    above += (four.z > limit ? 1 : 0) + (four.w > limit ? 1 : 0);
+  }
+  return above;
+}
+
+// Where a row chooses hardly more than some. Nobody waits for the best to be taken, and then for the next: a thread has
+// an expert, and counts who comes before it, first among those of its warp. The best of each warp are compared with one
+// another then, each by a few threads.
+DEV void choose_by_ranks(const RouteParams& params, const float* logits, int* to, float* weights) {
+  constexpr u32 warps = few_experts / lanes, best = most_ranked * warps, each = few_experts / best;
+  __shared__ uint4 space[few_experts / 4], best_space[best / 4];  // keys
+  __shared__ float powers[few_experts], chosen[most_ranked];
+  __shared__ int best_ids[best], ids[most_ranked];
+  u32 *keys = reinterpret_cast<u32*>(space), *best_keys = reinterpret_cast<u32*>(best_space);
+  const u32 own = threadIdx.x, lane = lane_of(), warp = warp_of();
+  const float logit = logits[min(own, params.experts - 1)];
+  // In the order of the logits: 2 is NaN, and 1 nobody.
+  const u32 key = own < params.experts ? max(u32(candidate(logit, 0) >> 32), 2u) : 1u;
+  keys[own] = key;
+  __syncwarp();
+  const u32* of_warp = keys + warp * lanes;
+  u32 before = lane;
+  if (warp * lanes < params.experts) {
+    before = keys_above<lanes>(of_warp, key);
+    if (warp_total(before) != lanes * (lanes - 1) / 2) {  // of the same logits the first
+#pragma unroll 1
+      for (u32 j = 0; j < lane; j++) before += of_warp[j] == key ? 1 : 0;
+    }
+  }
+  if (before < most_ranked) {
+    best_keys[warp * most_ranked + before] = key;
+    best_ids[warp * most_ranked + before] = int(own);
+  }
+  __syncthreads();
+  const auto logit_of = [](u32 key) { return value_of(u64(key == 2 ? 0 : key) << 32); };
+  u32 highest_key = 0;
+#pragma unroll
+  for (u32 i = 0; i < warps; i++) highest_key = max(highest_key, best_keys[i * most_ranked]);
+  const float highest = logit_of(highest_key);
+  powers[own] = own < params.experts ? expf(logit - highest) : 0.0f;
+  // Of the same logits those of the warps before come first.
+  const u32 place = own / each, place_key = best_keys[place], from = place / most_ranked;
+  u32 rank = 0;
+#pragma unroll
+  for (u32 i = 0; i < warps / each; i++) {
+    const u32 other = own % each * (warps / each) + i;
+    const u32 above = keys_above<most_ranked>(best_keys + other * most_ranked, place_key - (other < from ? 1 : 0));
+    rank += other == from ? place % most_ranked : above;
+  }
+#pragma unroll
+  for (u32 distance = 1; distance < each; distance *= 2) rank += __shfl_xor_sync(everyone, rank, distance);
+  if (own % each == 0 && rank < params.k) ids[rank] = best_ids[place], chosen[rank] = logit_of(place_key);
+  __syncthreads();
+  if (warp > 0) return;
+  float total = 0.0f;
+#pragma unroll
+  for (u32 j = 0; j < warps; j++) total += powers[lane + j * lanes];
+  total = warp_sum(total);
+  const bool is_there = lane < params.k;
+  const float share = is_there ? expf(chosen[lane] - highest) / total : 0.0f;
+  float sum = 0.0f;
+#pragma unroll
+  for (u32 i = 0; i < most_ranked; i++) sum += __shfl_sync(everyone, share, i);
+  const float divisor = params.normalize && sum > 0.0f ? sum : 1.0f;
+  if (!is_there) return;
+  const float weight = share / divisor * params.scaling;
+  to[lane] = ids[lane];
+  weights[lane] = params.factors ? weight * params.factors[ids[lane]] : weight;
+}
+
+// The same for few experts without groups. Grid of blocks of few_experts threads: rows.
+extern "C" __global__ void __launch_bounds__(few_experts, 1) route_softmax_few(const RouteParams params) {
   __shared__ float chosen[few_experts];
   __shared__ int ids[few_experts];
   begin_kernel();
+  const float* of_row = params.logits + u64(blockIdx.x) * params.experts;
+  int* to = params.ids + u64(blockIdx.x) * params.k;
+  float* weights = params.weights + u64(blockIdx.x) * params.k;
+  if (params.k <= most_ranked) return choose_by_ranks(params, of_row, to, weights);
+  if (warp_of() > 0) return;
   FewLogits logits;
-  logits.load(params.logits + u64(blockIdx.x) * params.experts, params.experts);
+  logits.load(of_row, params.experts);
   choose_of_few(logits, params.experts, params.k, ids, chosen);
-  keep_choice(params, logits, ids, chosen, params.ids + u64(blockIdx.x) * params.k,
-              params.weights + u64(blockIdx.x) * params.k);
+  keep_choice(params, logits, ids, chosen, to, weights);
 }
 
 // The sum of the two best of a group, or the only one of a group of one.

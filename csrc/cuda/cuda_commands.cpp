@@ -320,7 +320,10 @@ void CudaCommands::route_softmax(const RouteArgs& args, int64_t n) {
     if (are_few && (n == 1 ? takes_route(params) : takes_rows_route(params, n))) return;
     finish();
     const std::optional<MadeDigits> made = made_;
-    launch(are_few ? "route_softmax_few" : "route_softmax", {static_cast<uint32_t>(n)}, lanes, params);
+    if (are_few)
+      launch("route_softmax_few", {static_cast<uint32_t>(n)}, few_experts, params);
+    else
+      launch("route_softmax", {static_cast<uint32_t>(n)}, lanes, params);
     if (made && keeps_digits(*made, params.weights, n * args.k) &&
         keeps_digits(*made, reinterpret_cast<const float*>(params.ids), n * args.k))
       made_ = made;

@@ -42,6 +42,37 @@ def test_softmax_routing_gives_ties_to_the_earlier_expert(run: GpuOps) -> None:
     assert ids.tolist() == [[*range(2, 70, 3), *range(1, 22, 3)]]
 
 
+@pytest.mark.parametrize("k", [1, 7, 8, 9])
+@pytest.mark.parametrize("experts", [33, 70, 128, 250, 256])
+def test_softmax_routing_among_few(run: GpuOps, experts: int, k: int) -> None:
+    """By ranks up to eight: the same logits in one warp and in several, with numbers that are not one and infinities
+    among them, in rows of which each has more of them."""
+    rng = np.random.default_rng(experts + k)
+    logits = rng.integers(0, 40, (6, experts)).astype(np.float32)
+    logits[1] = rng.integers(0, 3, experts)
+    logits[2] = 7
+    logits[3, rng.permutation(experts)[: experts - k // 2]] = np.nan
+    logits[4] = -np.inf
+    logits[4, -k:] = np.arange(k)
+    logits[5, ::2] = -0.0
+    logits[5, 1::2] = 0.0
+    ids, weights = run.route_softmax(logits, k, normalize=True)
+    expected = [sorted(range(experts), key=lambda i: (np.isnan(row[i]), -row[i], i))[:k] for row in logits]
+    assert ids.tolist() == expected
+    wide = logits[[0, 1, 2, 5]].astype(np.float64)
+    assert_agrees("route_softmax", weights[[0, 1, 2, 5]], oracle.ops.route_softmax(wide, k, normalize=True)[1])
+
+
+@pytest.mark.parametrize("experts", [40, 256])
+def test_softmax_routing_of_any_number_has_the_same_bits(run: GpuOps, experts: int) -> None:
+    """Eight are found in another way than nine."""
+    logits = 3 * normal(experts, 7, experts)
+    eight = run.route_softmax(logits, 8, normalize=False)
+    nine = run.route_softmax(logits, 9, normalize=False)
+    for few, more in zip(eight, nine, strict=True):
+        assert np.array_equal(few, more[:, :8])
+
+
 @pytest.mark.parametrize(("experts", "k"), [(1, 1), (5, 5), (128, 8)])
 def test_softmax_routing_by_factors(run: GpuOps, experts: int, k: int) -> None:
     check_softmax_routing_by_factors(run, experts, k)

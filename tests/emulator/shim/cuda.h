@@ -175,6 +175,12 @@ MSL_INLINE uint32_t warp_peers(uint32_t x) {
 }
 MSL_INLINE uint32_t count_bits(uint32_t x) { return (uint32_t)__builtin_popcount(x); }
 MSL_INLINE uint32_t warp_min(uint32_t x) { return ~warp_max(~x); }
+MSL_INLINE uint32_t warp_total(uint32_t x) {
+  const msl_exchanged met = msl_met(0xffffffffu, x);
+  uint32_t total = 0;
+  for (uint32_t i = 0; i < 32; i++) total += msl_value_of<uint32_t>(met, i, "warp_total with inactive lanes");
+  return total;
+}
 
 // As cuda/basics.h says it. In two exchanges, because the second's values take the place of the first's.
 MSL_INLINE void multiply_bytes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
