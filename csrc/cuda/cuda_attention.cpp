@@ -215,8 +215,8 @@ void CudaCommands::launch_attention(const AttentionOutput& output, const DigitRo
   const int64_t spans = count / (span_chunks / params.part_chunks) + 2;
   launch("attention_merge", {params.heads * divide_up(params.dim, merge_numbers), params.n, sessions}, merge_threads,
          MergeParams{params, to},
-         static_cast<uint32_t>((std::min<int64_t>(count, merge_parts_together) * merge_numbers + 2 * count + 4 * spans) *
-                               4));
+         static_cast<uint32_t>(
+             (std::min<int64_t>(count, merge_parts_together) * merge_numbers + 2 * count + 4 * spans) * 4));
 }
 
 // ---- Delta net ------------------------------------------------------------------------------------------------------
