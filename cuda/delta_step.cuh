@@ -8,8 +8,8 @@
 // one keeps these. They are a cluster, because nobody may keep what the other has yet to load. Where there are no
 // clusters, the first block takes both heads.
 //
-// A state is written in one of delta_delay steps, and heads take turns, so that every step writes as much. Between, the
-// tokens that it does not have yet are kept behind it.
+// A state is written in one of delta_delay steps, and heads take turns, so that every step writes as much. In between,
+// the tokens that the state does not have yet are kept behind it.
 
 struct alignas(16) HeadOfStep {
   // Of a channel of query, key and value each: what a thread has brought for itself.

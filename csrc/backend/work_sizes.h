@@ -54,7 +54,7 @@ struct WorkSizes {
 };
 
 // How many bytes a device wants behind the state of a delta-net [heads, rows, columns], for tokens that the state does
-// not have yet. Zeros: there are none. They are part of the state for whoever copies it.
+// not have yet. If all of these bytes are zero, there are no such tokens. Whoever copies the state copies them, too.
 using DeltaRoom = int64_t (*)(int64_t heads, int64_t rows, int64_t columns);
 
 }  // namespace moeflux

@@ -38,8 +38,9 @@ class CudaBackend final : public Backend {
   int64_t held() const override { return *held_; }
   int64_t held_by_device() const override { return *held_there_; }
   static int64_t prepared_bytes(const WorkSizes& sizes);
-  static int64_t prepared_host_bytes(const WorkSizes& sizes);                // the part of it that is not the device's
-  static int64_t room_behind(int64_t heads, int64_t rows, int64_t columns);  // the state of a delta-net
+  static int64_t prepared_host_bytes(const WorkSizes& sizes);  // the part of it that is not the device's
+  // As DeltaRoom.
+  static int64_t room_behind(int64_t heads, int64_t rows, int64_t columns);
   // Units of kernels that a model with such rows of keys and values wants, and that must be compiled first.
   static std::vector<std::string> to_compile(const WorkSizes& sizes, DType rows, int device);
   std::unique_ptr<Commands> begin() override;
@@ -86,7 +87,8 @@ class CudaBackend final : public Backend {
   std::shared_ptr<std::atomic<int64_t>> held_ = std::make_shared<std::atomic<int64_t>>(0);
   std::shared_ptr<std::atomic<int64_t>> held_there_ = std::make_shared<std::atomic<int64_t>>(0);  // by the device
   Kernels kernels_;
-  const Kernel* complete_ = nullptr;  // of what a delta-net remembers; null where no model was prepared that has that
+  // Looked up once, because any thread may ask for it. Null unless a model was prepared that has pending tokens.
+  const Kernel* complete_ = nullptr;
   Stream batches_;
   Stream copies_;
   Graphs graphs_;

@@ -313,6 +313,11 @@ RouteParams CudaCommands::route_params(const RouteArgs& args) {
 
 bool CudaCommands::is_few(const RouteArgs& args) { return args.experts <= int64_t{few_experts} && args.groups == 0; }
 
+// Of few experts, by a launch of its own.
+void CudaCommands::launch_choice(uint32_t rows, const RouteParams& route) {
+  launch("route_softmax_few", {rows}, few_experts, route);
+}
+
 void CudaCommands::route_softmax(const RouteArgs& args, int64_t n) {
   op("route_softmax", [&] {
     const bool are_few = is_few(args);
@@ -320,10 +325,11 @@ void CudaCommands::route_softmax(const RouteArgs& args, int64_t n) {
     if (are_few && (n == 1 ? takes_route(params) : takes_rows_route(params, n))) return;
     finish();
     const std::optional<MadeDigits> made = made_;
+    const auto rows = static_cast<uint32_t>(n);
     if (are_few)
-      launch("route_softmax_few", {static_cast<uint32_t>(n)}, few_experts, params);
+      launch_choice(rows, params);
     else
-      launch("route_softmax", {static_cast<uint32_t>(n)}, lanes, params);
+      launch("route_softmax", {rows}, lanes, params);
     if (made && keeps_digits(*made, params.weights, n * args.k) &&
         keeps_digits(*made, reinterpret_cast<const float*>(params.ids), n * args.k))
       made_ = made;

@@ -341,6 +341,7 @@ class CudaCommands : public Commands {
   RowProduct* waiting_products();
   static RouteParams route_params(const RouteArgs& args);
   static bool is_few(const RouteArgs& args);  // experts, without groups
+  void launch_choice(uint32_t rows, const RouteParams& route);
   bool takes_route(const RouteParams& route);
   bool takes_shared(const RowProduct& products);
   std::optional<RowProduct> waiting_down(const RoutedParams& routed, int64_t made) const;

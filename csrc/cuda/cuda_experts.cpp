@@ -240,7 +240,7 @@ CudaCommands::Lists CudaCommands::group(const ChosenExpertArgs& args, int64_t pa
   for (const Matrix* matrix : {&args.first.gate, &args.first.up, &args.first.down})
     lists.are_aligned = lists.are_aligned && is_aligned(*matrix, 0);
   if (go_by_tiles(args, pairs, lists.are_aligned)) {  // whose kernels group them
-    if (route) launch("route_softmax_few", {static_cast<uint32_t>(pairs / args.k)}, few_experts, *route);
+    if (route) launch_choice(static_cast<uint32_t>(pairs / args.k), *route);
     lists.are_tiles = true;
     lists.has_gate_up = args.first.gate.format == args.first.up.format;
     lists.slots = address<const uint8_t>({args.first.gate.weight.buffer, 0});

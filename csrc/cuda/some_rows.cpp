@@ -340,7 +340,7 @@ bool CudaCommands::takes_rows_swiglu(View gate, View up, int64_t count) {
 
 void CudaCommands::launch_rows_forward(const RowsForward& forward) {
   launch_rows(forward.products);
-  launch("route_softmax_few", {forward.products.params.n}, few_experts, forward.route);
+  launch_choice(forward.products.params.n, forward.route);
   if (forward.down) launch_rows(*forward.down);
 }
 

@@ -31,7 +31,7 @@ void CudaCommands::finish() {
   if (const auto* product = std::get_if<RowProduct>(&waiting)) launch_row(*product);
   if (const auto* forward = std::get_if<FeedForward>(&waiting)) {
     launch_row(forward->products);
-    launch("route_softmax_few", {1}, few_experts, forward->route);
+    launch_choice(1, forward->route);
     if (forward->down) launch_row(*forward->down);
   }
   if (const auto* outputs = std::get_if<ExpertOutputs>(&waiting)) launch_outputs(*outputs);

@@ -74,8 +74,9 @@ class SessionState {
   void save_recurrent(const Buffer& to) const;
   void load_recurrent(const Buffer& from) const;
   void clear_recurrent() const;
-  // Before the host reads it: what the device keeps behind it goes into it. Before the host writes it: is forgotten.
+  // Before the host reads the state: takes the tokens into it that the device keeps behind it.
   void complete_recurrent() const;
+  // Before the host writes the state: there are no such tokens any more.
   void forget_pending() const;
   // The state and a copy change places.
   void swap_recurrent(std::unique_ptr<Buffer>& copy) noexcept;
