@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import shutil
@@ -96,6 +97,29 @@ def test_a_session_that_cannot_be_made_fails_its_request_alone(
             scheduler.submit(second).wait()
         answer = scheduler.submit(second).wait()
         assert answer.tokens == alone(second)[0] and answer.stats.reused_tokens == len(said) - 1
+
+
+def test_a_turn_that_fails_is_told_in_event_loops_too(
+    model: moeflux.Model, alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else asks meanwhile, whose turn would tell of it."""
+
+    async def answered(scheduler: Scheduler) -> None:
+        async for _ in scheduler.submit(ask(1)):
+            pass
+
+    with Scheduler(model) as scheduler:
+        admission = scheduler._loop._admission
+        tidy = admission.tidy
+
+        def failing(now: float) -> float | None:
+            monkeypatch.setattr(admission, "tidy", tidy)
+            raise moeflux.IoError("the system has no memory")
+
+        monkeypatch.setattr(admission, "tidy", failing)
+        with pytest.raises(moeflux.IoError, match="the system has no memory"):
+            asyncio.run(asyncio.wait_for(answered(scheduler), 60))
+        assert scheduler.submit(ask(1)).wait().tokens == alone(ask(1))[0]
 
 
 def test_an_error_in_the_scheduler_itself_ends_all_and_hangs_nobody(model: moeflux.Model) -> None:

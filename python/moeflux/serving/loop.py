@@ -164,6 +164,7 @@ class Loop:
         for job in list(self._running.values()):
             self._stop(job)
             self._fail(job, error, time.monotonic())
+        self.bell.ring()
         self._rest()
 
     def _settle(self) -> None:
