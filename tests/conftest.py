@@ -17,6 +17,7 @@ import amx
 from emulator import device
 from moeflux.machine.machine import this_machine
 from support.apart import apart
+from support.children import search_path
 from support.metal import needs_device
 
 # No time decides a test, and a busy machine is slow to draw examples, too.
@@ -66,7 +67,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests ignore what doctor once found on this machine, its GPU, and its user's defaults."""
+    """Tests ignore what doctor once found on this machine, its GPU, and its user's defaults. Nothing is compiled anew
+    for the processes that they start."""
+    os.environ["PYTHONPATH"] = search_path(*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     os.environ["MOEFLUX_CACHE"] = tempfile.mkdtemp(prefix="moeflux-tests-")
     os.environ["MOEFLUX_BACKEND"] = "cpu"
     os.environ["MOEFLUX_CONFIG"] = ""

@@ -23,6 +23,7 @@ from moeflux.serve.app import application
 from moeflux.serve.desk import Desk
 from moeflux.serve.guard import LOOPBACK
 from moeflux.serve.server import TURN_SECONDS, Listen, keys_in, listening, made, ready_lines
+from support.children import search_path
 from support.stand_in_scheduler import StandIn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,7 +99,7 @@ def asked(port: int, method: str, path: str, body: str | None = None) -> tuple[i
 
 
 def test_it_finishes_what_it_has_and_ends() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "MOEFLUX_BACKEND": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": search_path(ROOT / "tests"), "MOEFLUX_BACKEND": "cpu"}
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "support.serve_child"],
         cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,

@@ -1,0 +1,9 @@
+"""Python runs this first in every process that a test starts. An editable install looks whether something is to be
+compiled anew when moeflux is imported, which takes ten times as long as the import. The process of the tests has looked
+already."""
+
+import sys
+
+for finder in sys.meta_path:
+    if getattr(finder, "rebuild_flag", False):
+        finder.rebuild_flag = False  # type: ignore[attr-defined]
