@@ -84,6 +84,7 @@ static void run(Execution& execution, const uint32_t (&groups)[3], const uint32_
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
   execution.arrange(order);
   place_threads(execution, groups, threads);
+  prepare_stacks(execution);
   for (const uint32_t i : order) {
     execution.group = i;
     execution.rendezvous = execution.barriers[device_space] = execution.barriers[threadgroup_space] = 0;
@@ -91,7 +92,9 @@ static void run(Execution& execution, const uint32_t (&groups)[3], const uint32_
     execution.threadgroup_bytes = execution.threadgroup_sum = 0;
     execution.checker.begin_group();
     begin_threads(execution, {i % groups[0], i / groups[0] % groups[1], i / groups[0] / groups[1]});
-    if (!run_threadgroup(execution)) return reset_stacks(execution);
+    if (run_threadgroup(execution)) continue;
+    execution.prepared = 0;  // threads were left where they were
+    return;
   }
 }
 

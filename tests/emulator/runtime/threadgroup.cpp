@@ -104,8 +104,11 @@ void stop(Execution& execution) {
   __builtin_unreachable();
 }
 
-void reset_stacks(Execution& execution) {
-  for (Thread& thread : execution.threads) thread.stack_pointer = new_stack(thread.stack_top, thread_main);
+void prepare_stacks(Execution& execution) {
+  for (; execution.prepared < execution.thread_count; ++execution.prepared) {
+    Thread& thread = execution.threads[execution.prepared];
+    thread.stack_pointer = new_stack(thread.stack_top, thread_main);
+  }
 }
 
 Execution::Execution() {
@@ -124,7 +127,6 @@ Execution::Execution() {
     // Tops at different distances: at one distance all stacks would fight for the same lines of the CPU's cache.
     threads[i].stack_top = threads[i].stack + stack_bytes - i % 61 * 192;
   }
-  reset_stacks(*this);
 }
 
 Execution::~Execution() {
