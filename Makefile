@@ -72,16 +72,16 @@ $(READY): $(PACKAGE)
 demo: $(PACKAGE)
 	@$(BIN)/python tools/demo.py
 
-# All tests run in three processes. Two compute, because every machine has two cores: the engine's folders and those where
-# GPUs are emulated, and the others with what benchmarks compare. In the third, most of the time is spent waiting for Ray.
-# They are divided by folders, so that the same tests meet in one process every time.
-ENGINE = tests/cuda tests/engine tests/gpu tests/io tests/metal
-WAITING = tests/cluster tests/replicas
-OTHERS = $(filter-out $(ENGINE) $(WAITING),$(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py))))) \
+# All tests run in three processes, which keep two cores busy: each waits some of its time, for Ray, for a delay, or for a
+# process that it has started. They are divided by folders, so that the same tests meet in one process every time. Those with
+# Ray are together, because all of them find its cluster by one file in /tmp.
+GPUS = tests/cuda tests/gpu tests/io tests/metal tests/project
+ENGINE = tests/engine tests/serve tests/serving tests/text
+OTHERS = $(filter-out $(GPUS) $(ENGINE),$(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py))))) \
          $(addprefix bench/ops/test_ops.py::,test_every_op_is_measured test_numpy_computes_the_same)
 
 test: $(READY)
-	@$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),bash tools/test.sh $(BIN)/python "$(ENGINE)" "$(OTHERS)" "$(WAITING)")
+	@$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),bash tools/test.sh $(BIN)/python "$(GPUS)" "$(ENGINE)" "$(OTHERS)")
 	@$(if $(ARGS),,$(BIN)/python tests/page/run.py --where-possible build/page)
 
 SOURCES = $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp csrc/*/*/*.inl csrc/*/*.mm metal/*.h metal/*.metal cuda/*.h cuda/*.cuh gpu/*.h) \
