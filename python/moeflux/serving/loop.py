@@ -164,7 +164,6 @@ class Loop:
         for job in list(self._running.values()):
             self._stop(job)
             self._fail(job, error, time.monotonic())
-        self.bell.ring()
         self._rest()
 
     def _settle(self) -> None:
@@ -387,7 +386,9 @@ class Loop:
             self._admission.drop()
 
     def _rest(self) -> None:
-        """Until something has changed: nobody can go on before the disk has given memory back."""
+        """Until something has changed: nobody can go on before the disk has given memory back. What has come by now is
+        told first."""
+        self.bell.ring()
         with self._changed:
             if not self._woken:
                 self._changed.wait(PATIENCE)
