@@ -74,7 +74,8 @@ demo: $(PACKAGE)
 
 # All tests run in three processes, which keep two cores busy: each waits some of its time, for Ray, for a delay, or for a
 # process that it has started. They are divided by folders, so that the same tests meet in one process every time. Those with
-# Ray are together, because all of them find its cluster by one file in /tmp.
+# Ray are together, because all of them find its cluster by one file in /tmp. The project's own checks are in the first
+# process because it has the least to do.
 GPUS = tests/cuda tests/gpu tests/io tests/metal tests/project
 ENGINE = tests/engine tests/serve tests/serving tests/text
 OTHERS = $(filter-out $(GPUS) $(ENGINE),$(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py))))) \

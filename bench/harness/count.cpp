@@ -167,7 +167,7 @@ class OnOneCore {
 };
 
 Counts stops(const Arguments& arguments, decltype(PTRACE_CONT) request) {
-  // Who counts and who is counted take turns. To wake each other on another core takes four times as long.
+  // The process that counts and the one that is counted take turns. On two cores each turn takes four times as long.
   const OnOneCore core;
   const pid_t process = fork();
   if (process < 0) fail("no process can be made");

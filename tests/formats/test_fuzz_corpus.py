@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from support.children import search_path
+
 FUZZ = Path(__file__).resolve().parents[1] / "fuzz"
 COMPILED = sorted(path.stem.removeprefix("fuzz_") for path in FUZZ.glob("fuzz_*.cpp"))
 PYTHON = sorted(path.stem for path in (FUZZ / "python_targets").glob("*.py"))
@@ -52,7 +54,7 @@ def test_what_a_python_target_finds(tmp_path: Path, fault: str) -> None:
     lines += ["def seeds(): return [b'seed']", "def one(data):", "    if data == b'seed': raise Error", f"    {fault}"]
     (tmp_path / "python_targets" / "faulty.py").write_text("\n".join(lines))
     command = [sys.executable, FUZZ / "python_driver.py", "faulty", "--runs", "20", "--current", tmp_path / "current"]
-    found = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True)
+    found = subprocess.run(command, env={**os.environ, "PYTHONPATH": search_path(tmp_path)}, capture_output=True)
     assert found.returncode != 0
     executions, size = (int.from_bytes((tmp_path / "current").read_bytes()[at : at + 8], "little") for at in (0, 8))
     assert 1 <= executions < 20

@@ -88,7 +88,7 @@ struct Execution {
   std::mt19937 random;
   uint32_t group = 0;  // that runs
   uint32_t thread_count = 0;
-  uint32_t prepared = 0;      // threads that are at the beginning of a stack, or wait there for the next of a grid
+  uint32_t prepared = 0;      // of the first so many threads each has a stack on which a thread can begin
   uint32_t rendezvous = 0;    // so far
   uint32_t barriers[2] = {};  // passed by the group, by Space
   bool stopped = false;       // a thread did what nothing can follow
@@ -127,8 +127,8 @@ Execution& current();
 bool run_threadgroup(Execution& execution);
 // Leaves the running thread for good.
 [[noreturn]] void stop(Execution& execution);
-// Those of the dispatch that are at no beginning of a stack yet. No other stack is touched: few dispatches have as many
-// threads as there are stacks.
+// Each thread of the dispatch gets a stack on which it can begin, if it has none yet. Other stacks are not touched,
+// because few dispatches have as many threads as there are stacks.
 void prepare_stacks(Execution& execution);
 
 }  // namespace emulator

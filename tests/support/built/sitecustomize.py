@@ -1,4 +1,4 @@
-"""Python runs this first in every process that a test starts. An editable install looks whether something is to be
+"""Python runs this when a process begins that a test has started. An editable install looks whether something is to be
 compiled anew when moeflux is imported, which takes ten times as long as the import. The process of the tests has looked
 already."""
 
