@@ -1,5 +1,6 @@
 // What every kernel file begins with: the words of the language, what warps tell each other, and what only a GPU can
-// say. All of the assembly is here. The emulator of tests/ has its own definitions of what stands under MOEFLUX_GPU.
+// say. All of the assembly is here. The emulator of tests/ has its own definitions of what stands under MOEFLUX_GPU. It
+// defines MOEFLUX_COPIES, MOEFLUX_CLUSTERS and MOEFLUX_WARPGROUPS, too, for the same chips as this file does.
 //
 // The text is compiled with --fmad=false: two instances of one template must round alike, or a row would depend on its
 // neighbours. So only what says fmaf is fused.
@@ -265,10 +266,16 @@ DEV void await_arrival(u64* arrival, u32 turn) {
 // arrive, then wait: what they loaded or stored before is over then.
 #if __CUDA_ARCH__ >= 900
 #define MOEFLUX_CLUSTERS
-#define CLUSTER_OF(blocks) __cluster_dims__(blocks, 1, 1)
 DEV void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEV void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+#else
+DEV void arrive_in_cluster() {}
+DEV void await_cluster() {}
 #endif
+
+// Threads may read what nobody has written there, in shared memory, because they make nothing of it. This is for the
+// emulator, which would find fault with that.
+DEV void may_be_anything(const void*, u32) {}
 
 // The same number, of which the compiler does not know how it was made: so it makes it once, and not in every loop.
 DEV u32 made_once(u32 x) {
@@ -293,10 +300,10 @@ DEV float f16(u16 bits) {
 
 #endif  // MOEFLUX_GPU
 
-#if !defined(MOEFLUX_CLUSTERS)
+#if defined(MOEFLUX_CLUSTERS)
+#define CLUSTER_OF(blocks) __cluster_dims__(blocks, 1, 1)
+#else
 #define CLUSTER_OF(blocks)
-DEV void arrive_in_cluster() {}
-DEV void await_cluster() {}
 #endif
 
 DEV void begin_kernel() {

@@ -95,6 +95,10 @@ struct TilePlaces {
           *reinterpret_cast<u32*>(to + at) = *reinterpret_cast<const u32*>(own_scales + at);
           *reinterpret_cast<u32*>(to_biases + at) = *reinterpret_cast<const u32*>(own_biases + at);
         }
+        // Rows behind the last are what a tile before has left there.
+        may_be_anything(codes + r * shape.row_bytes + code_bytes, (of_each - here) * shape.row_bytes);
+        may_be_anything(to + scale_bytes, (of_each - here) * shape.scale_bytes);
+        may_be_anything(to_biases + scale_bytes, (of_each - here) * shape.scale_bytes);
         if (r > 0 || !from.second.codes) break;
         matrix = from.second;
       }

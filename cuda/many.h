@@ -273,6 +273,13 @@ DEV void outputs_of_many(const Storage& stored, const ManyRows& x, void* room, c
   load(0);
   const ManyCopies<bits, steps, fragments> copies(x, stored);
   wait_for_x();
+  if (threadIdx.x == 0) {  // fragments that are not there are multiplied, too
+#pragma unroll
+    for (u32 i = 0; i < many_stages; i++) {
+      may_be_anything(shared[i].digits[x.present], (fragments - x.present) * sizeof shared[i].digits[0]);
+      may_be_anything(shared[i].groups[x.present], (fragments - x.present) * sizeof shared[i].groups[0]);
+    }
+  }
 #pragma unroll
   for (u32 i = 0; i < many_stages - 1; i++) {
     if (i < parts) copies.bring(i, count_of(i), shared[i]);

@@ -26,6 +26,7 @@ RUNTIME = HERE / "runtime"
 METAL = ROOT / "metal"
 CUDA = ROOT / "cuda"
 GPU = ROOT / "gpu"  # what both include
+USUAL = "sm_90a"  # the chip whose kernels are run unless a test says otherwise
 
 DIALECT = ["-std=c++17", "-ffreestanding", "-fno-exceptions", "-fno-rtti", "-DMSL_CPU"]
 # The same bits from both builds and from every compiler: nothing contracted, nothing reordered.
@@ -46,8 +47,15 @@ class Source:
     translation: Translation | None = None  # of Metal's text
 
 
-def preprocessed(path: Path, by: Compiler) -> str:
-    macros = [] if path.suffix == ".cuh" else ["-D__METAL__=1", "-D__METAL_VERSION__=310"]
+def _macros(architecture: str) -> list[str]:
+    """What cuda/basics.h defines for a chip. Of most files the text is the same for all."""
+    number = int(re.sub(r"\D", "", architecture))
+    late = ["-DMOEFLUX_COPIES", "-DMOEFLUX_CLUSTERS"] if number >= 90 else []
+    return late + (["-DMOEFLUX_WARPGROUPS"] if architecture == "sm_90a" else [])
+
+
+def preprocessed(path: Path, by: Compiler, architecture: str = USUAL) -> str:
+    macros = _macros(architecture) if path.suffix == ".cuh" else ["-D__METAL__=1", "-D__METAL_VERSION__=310"]
     return by.run(
         *("-E", "-x", "c++", "-std=c++17", "-nostdinc", "-undef", *macros),
         # As a system's, ours would come behind those that zig adds whatever it is told.
@@ -55,9 +63,9 @@ def preprocessed(path: Path, by: Compiler) -> str:
     )
 
 
-def source(path: Path, by: Compiler) -> Source:
+def source(path: Path, by: Compiler, architecture: str = USUAL) -> Source:
     if path.suffix == ".cuh":
-        body, kernels = translate_cuda(tokens(preprocessed(path, by)))
+        body, kernels = translate_cuda(tokens(preprocessed(path, by, architecture)))
         return Source(path, _assembled("cuda.h", body, cuda_wrappers(kernels)))
     translation = translate(preprocessed(path, by))
     return Source(path, _assembled("keywords.h", translation.body, wrappers(translation)), translation)
@@ -134,10 +142,10 @@ def into_place(path: Path, make) -> None:
         unfinished.rename(path)
 
 
-def library(path: Path, checked: bool, by: Compiler | None = None) -> Path:
-    """The shared library of one file of kernels."""
+def library(path: Path, checked: bool, by: Compiler | None = None, architecture: str = USUAL) -> Path:
+    """The shared library of one file of kernels, those of CUDA for a chip."""
     by = by or compiler()
-    built = source(path, by)
+    built = source(path, by, architecture)
     flags = [*DIALECT, *CODE, *(CHECKED if checked else FAST)]
     kind = "checked" if checked else "fast"
     result, there = _kept(f"{path.stem}-{kind}", built.text, " ".join((by.version, *flags)), ".so")

@@ -67,7 +67,9 @@ class Emulation:
     checked: bool = False  # every load and store
 
 
-_Build = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_char_p, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t)
+_Build = ctypes.CFUNCTYPE(
+    ctypes.c_bool, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t
+)
 
 
 @functools.cache
@@ -96,23 +98,23 @@ def builds() -> list[str]:
 
 
 @_Build
-def _build(text: bytes, checked: bool, answer: int, room: int) -> bool:
+def _build(text: bytes, architecture: bytes, checked: bool, answer: int, room: int) -> bool:
     """A kernel library for the stand-in's compiler."""
     try:
         name = re.search(rb'#line 1 "(\w+)\.cuh"', text)
         stem = name.group(1).decode() if name else "text"
         _builds.append(stem)
         with _one_at_a_time:  # units of a file come from several threads, and are one library
-            return _answer(answer, room, str(_library(stem, text, checked)))
+            return _answer(answer, room, str(_library(stem, text, architecture.decode(), checked)))
     except Exception as error:  # anything: there is nobody here to hear of it
         return not _answer(answer, room, f"{type(error).__name__}: {error}")
 
 
 @functools.cache
-def _library(stem: str, text: bytes, checked: bool) -> Path:
+def _library(stem: str, text: bytes, architecture: str, checked: bool) -> Path:
     """With all kernels of the file, whichever was asked for."""
     if _is_ours(stem, text):  # which other tests have compiled, too
-        return library(CUDA / f"{stem}.cuh", checked)
+        return library(CUDA / f"{stem}.cuh", checked, architecture=architecture)
     path = BUILD / "sources" / f"{stem}-{hashlib.sha256(text).hexdigest()[:16]}" / f"{stem}.cuh"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -120,7 +122,7 @@ def _library(stem: str, text: bytes, checked: bool) -> Path:
             unfinished = Path(folder) / path.name
             unfinished.write_bytes(text)
             unfinished.rename(path)
-    return library(path, checked)
+    return library(path, checked, architecture=architecture)
 
 
 def _is_ours(stem: str, text: bytes) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,11 @@ class _Kernel(ctypes.Structure):
         ("entry", ctypes.c_void_p),
         ("parameters", ctypes.c_void_p),
         ("parameter_count", ctypes.c_uint32),
+        ("cluster", ctypes.c_uint32),
     ]
+
+
+_Wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_bool)
 
 
 class Fault(Exception):
@@ -86,6 +90,30 @@ class Library:
         problems = self._library.msl_dispatch(
             ctypes.byref(self._kernels[name]), bound, _extent(threadgroups), _extent(threads), ctypes.byref(options)
         )
+        self._raise_if(problems)
+
+    def launch(
+        self,
+        name: str,
+        params: ctypes.Structure,
+        memory: Sequence[np.ndarray],
+        blocks: int,
+        threads: int,
+        *,
+        order: int = 0,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """A kernel of CUDA's, which finds `memory` by its addresses. `before` is the kernel that it waits for."""
+        bound = (Buffer * len(memory))(*[Buffer(array.ctypes.data, array.nbytes) for array in memory])
+        options = _Options(order, self.checked, self.checked, False)
+        wait = _Wait(lambda *_: before()) if before else ctypes.cast(None, _Wait)
+        problems = self._library.msl_launch(
+            ctypes.byref(self._kernels[name]), ctypes.byref(params), bound, len(memory), _extent([blocks]),
+            _extent([threads]), 0, ctypes.byref(options), wait, None
+        )  # fmt: skip
+        self._raise_if(problems)
+
+    def _raise_if(self, problems: int) -> None:
         if problems:
             raise Fault(self._with_lines(self._library.msl_report().decode()))
 

@@ -3,21 +3,29 @@ left as it is, on its line."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from emulator.tokens import KernelError, Token, closing, meaningful
 from emulator.translate import declares_variable, next_place, shared_variables, skip
 
 
-def translate_cuda(text: list[Token]) -> tuple[str, dict[str, str]]:
-    """The body, and the kernels: their names, and the types of their arguments."""
-    kernels: dict[str, str] = {}
+@dataclass(frozen=True)
+class Kernel:
+    params: str  # their type
+    cluster: int  # blocks that run at the same time; 0: each by itself
+
+
+def translate_cuda(text: list[Token]) -> tuple[str, dict[str, Kernel]]:
+    """The body, and the kernels by their names."""
+    kernels: dict[str, Kernel] = {}
     body: list[str] = []
     depth = variables = i = 0
     while i < len(text):
         token = text[i]
         depth += (token.text == "{") - (token.text == "}")
         if token.text == "__global__" and depth == 0:
-            name, type = _kernel(text, i)
-            kernels[name] = type
+            name, kernel = _kernel(text, i)
+            kernels[name] = kernel
         elif token.text == "extern" and text[next_place(text, i)].text == "__shared__":
             end = next(j for j in range(i, len(text)) if text[j].text == ";")
             body.append(_dynamic_memory(text[next_place(text, i) + 1 : end]))
@@ -39,22 +47,33 @@ def translate_cuda(text: list[Token]) -> tuple[str, dict[str, str]]:
     return "".join(body), kernels
 
 
-def _kernel(text: list[Token], i: int) -> tuple[str, str]:
-    """`extern "C" __global__ void name(const Params params) {`, perhaps with bounds."""
+def _kernel(text: list[Token], i: int) -> tuple[str, Kernel]:
+    """`extern "C" __global__ void name(const Params params) {`, perhaps with bounds and the extents of a cluster."""
     before = [text[j].text for j in _places_before(text, i, 2)]
     opening = next(j for j in range(i, len(text)) if text[j].text == "{")
     head = meaningful(text[i:opening])
+    _cut(head, "__launch_bounds__")
+    extents = [token.text for token in _cut(head, "__cluster_dims__")]
+    if extents and (extents[1:] != [",", "1", ",", "1"] or not extents[0].isdecimal()):
+        raise KernelError(f"{text[i].place}: expected __cluster_dims__(n, 1, 1), found {' '.join(extents)}")
     words = [token.text for token in head]
-    if "__launch_bounds__" in words:
-        bounds = words.index("__launch_bounds__")
-        del head[bounds : closing(head, bounds + 1) + 1]
-        words = [token.text for token in head]
     is_right = before == ["extern", '"C"'] and len(words) == 8 and words[:2] == ["__global__", "void"]
     if not is_right or [words[3], words[4], words[7]] != ["(", "const", ")"]:
         raise KernelError(
             f'{text[i].place}: expected extern "C" __global__ void name(const Params params), found {" ".join(words)}'
         )
-    return words[2], words[5]
+    return words[2], Kernel(words[5], int(extents[0]) if extents else 0)
+
+
+def _cut(head: list[Token], word: str) -> list[Token]:
+    """Takes the word out, with what is in its brackets, which is returned."""
+    at = next((i for i, token in enumerate(head) if token.text == word), None)
+    if at is None:
+        return []
+    end = closing(head, at + 1)
+    inner = head[at + 2 : end]
+    del head[at : end + 1]
+    return inner
 
 
 def _places_before(text: list[Token], i: int, count: int) -> list[int]:
@@ -72,17 +91,18 @@ def _dynamic_memory(declaration: list[Token]) -> str:
     return f"MSL_DYNAMIC_MEMORY({words[-3]}, {' '.join(words[:-3])});"
 
 
-def cuda_wrappers(kernels: dict[str, str]) -> str:
+def cuda_wrappers(kernels: dict[str, Kernel]) -> str:
     """A function for each kernel that takes its arguments as an untyped place, and the table that names all."""
     text, rows = [], []
-    for name, type in kernels.items():
+    for name, kernel in kernels.items():
+        type = kernel.params
         text.append(
             f"static void msl_call_{name}(const MslPlace*, void* const* buffers) "
             f"{{ {name}(*(const {type}*)buffers[0]); }}\n"
             f"static const MslParameter msl_parameter_of_{name} = "
             f'{{0, sizeof({type}), alignof({type}), true, true, "params"}};\n'
         )
-        rows.append(f'{{"{name}", msl_call_{name}, &msl_parameter_of_{name}, 1}}')
+        rows.append(f'{{"{name}", msl_call_{name}, &msl_parameter_of_{name}, 1, {kernel.cluster}}}')
     text.append(
         'extern "C" __attribute__((visibility("default"))) const MslKernel* msl_kernels(uint32_t* count) {\n'
         f"  static const MslKernel kernels[] = {{{', '.join(rows)}}};\n  *count = {len(rows)};\n  return kernels;\n}}\n"

@@ -1,6 +1,8 @@
 // NVRTC whose cubins name a library that the emulator made of the text.
+#include <algorithm>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "device.h"
@@ -37,10 +39,14 @@ EXPORT int nvrtcCreateProgram(void** program, const char* text, const char*, int
   return *program = new Program{text, "", ""}, 0;
 }
 EXPORT int nvrtcDestroyProgram(void** program) { return delete as_program(*program), 0; }
-EXPORT int nvrtcCompileProgram(void* program, int, const char* const*) {
+EXPORT int nvrtcCompileProgram(void* program, int count, const char* const* options) {
+  constexpr std::string_view option = "--gpu-architecture=";
+  const auto chosen =
+      std::find_if(options, options + count, [&](std::string_view each) { return each.starts_with(option); });
+  if (chosen == options + count) return 5;
   std::vector<char> answer(1 << 16);
   Program& made = *as_program(program);
-  if (!build(made.text.c_str(), nvidia::emulation().checked, answer.data(), answer.size()))
+  if (!build(made.text.c_str(), *chosen + option.size(), nvidia::emulation().checked, answer.data(), answer.size()))
     return made.said = answer.data(), 6;
   return made.cubin = std::string("moeflux stand-in cubin\n") + answer.data() + "\n", 0;
 }

@@ -29,8 +29,9 @@ int64_t cuda_graph_launches();
 int64_t cuda_live_objects();
 int64_t cuda_device_bytes();
 
-// Writes the path of the kernel library made of this text into `answer`, or the compiler's words; true for a path.
-typedef bool (*CudaBuild)(const char* text, bool checked, char* answer, size_t room);
+// Writes the path of the kernel library made of this text for an architecture ("sm_90a") into `answer`, or the
+// compiler's words; true for a path.
+typedef bool (*CudaBuild)(const char* text, const char* architecture, bool checked, char* answer, size_t room);
 void nvrtc_build_with(CudaBuild build);
 
 }  // extern "C"

@@ -33,6 +33,7 @@ struct MslKernel {
   void (*entry)(const MslPlace* place, void* const* buffers);
   const MslParameter* parameters;
   uint32_t parameter_count;
+  uint32_t cluster;  // blocks beside each other that run at the same time; 0: each runs by itself
 };
 
 struct MslBuffer {
@@ -41,7 +42,8 @@ struct MslBuffer {
 };
 
 constexpr uint32_t msl_buffers = 31;         // that a kernel may have
-constexpr uint32_t msl_most_threads = 1024;  // of a threadgroup
+constexpr uint32_t msl_most_threads = 1024;  // of a threadgroup, and of a cluster
+constexpr uint32_t msl_most_blocks = 4;      // of a cluster
 constexpr uint32_t msl_threadgroup_memory = 32768;
 constexpr uint32_t msl_shared_memory = 232448;  // of a block in CUDA's dialect: what chips of 9.0 give
 

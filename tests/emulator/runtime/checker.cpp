@@ -47,6 +47,7 @@ void Checker::add_buffer(Region region) {
 
 void Checker::begin_group() {
   variable_count_ = 0;
+  deliveries_.clear();
   ++era_;
 }
 
@@ -104,7 +105,7 @@ void Checker::out_of_bounds(Execution& execution, const Access& access) {
       "out of bounds: %s of %u bytes at byte %ld of %s, which has %lu, by thread %u of threadgroup %u",
       access.write ? "write" : "read", access.bytes, nearest ? static_cast<long>(access.address - nearest->begin) : 0,
       nearest ? nearest->name : "nothing", nearest ? static_cast<unsigned long>(nearest->end - nearest->begin) : 0,
-      execution.running->index, execution.group);
+      execution.running->place.thread_index_in_threadgroup, execution.block->group);
   stop(execution);
 }
 
@@ -112,12 +113,23 @@ void Checker::out_of_bounds(Execution& execution, const Access& access) {
 
 static bool same_simdgroup(uint32_t a, uint32_t b) { return a / lanes == b / lanes; }
 
+// Whether the running thread has awaited something at which that of `earlier` arrived later than that.
+static bool has_heard(const Thread& thread, const Accesses& earlier) {
+  return std::any_of(thread.heard.begin(), thread.heard.end(), [&](const Release& release) {
+    return release.thread == earlier.thread && release.count > earlier.releases;
+  });
+}
+
 // Whether everything in `earlier` happened before the running thread's access.
 static bool ordered(const Execution& execution, Space space, const Accesses& earlier, bool reads_before_write) {
   const Thread& thread = *execution.running;
-  if (earlier.several_groups || earlier.group != execution.group) return false;
-  if (earlier.barriers != execution.barriers[space]) return true;
-  if (!earlier.several_threads && earlier.thread == thread.index) return true;
+  const uint32_t group = execution.block->group;
+  if (thread.clock.cluster_awaits > earlier.cluster_arrivals && !earlier.several_clusters &&
+      earlier.group / execution.cluster == group / execution.cluster)
+    return true;
+  if (earlier.several_groups || earlier.group != group) return false;
+  if (earlier.barriers != execution.block->barriers[space]) return true;
+  if (!earlier.several_threads && (earlier.thread == thread.index || has_heard(thread, earlier))) return true;
   if (earlier.several_simdgroups || !same_simdgroup(earlier.thread, thread.index)) return false;
   if (earlier.simdgroup_barriers != thread.clock.simdgroup_barriers[space]) return true;
   return reads_before_write && thread.clock.rendezvous > earlier.rendezvous;
@@ -128,17 +140,22 @@ static Accesses first_access(const Execution& execution, Space space, const Acce
   Accesses made;
   made.any = true;
   made.atomic = access.atomic;
+  made.cluster_arrivals = thread.clock.cluster_arrivals;
+  made.shown = thread.clock.shown;
   made.thread = thread.index;
-  made.group = execution.group;
-  made.barriers = execution.barriers[space];
+  made.group = execution.block->group;
+  made.barriers = execution.block->barriers[space];
   made.simdgroup_barriers = thread.clock.simdgroup_barriers[space];
   made.rendezvous = thread.clock.rendezvous;
+  made.releases = thread.clock.releases;
   made.site = access.site;
   return made;
 }
 
-static void add_read(Accesses& reads, const Accesses& read) {
+static void add_read(Accesses& reads, const Accesses& read, uint32_t cluster) {
   const bool several_groups = reads.any && (reads.several_groups || reads.group != read.group);
+  const bool several_clusters = reads.any && (reads.several_clusters || reads.group / cluster != read.group / cluster);
+  const uint8_t cluster_arrivals = std::max(reads.cluster_arrivals, read.cluster_arrivals);
   // Reads before a barrier of the same group are before whatever follows.
   if (!reads.any || reads.group != read.group || reads.barriers != read.barriers) {
     reads = read;
@@ -148,34 +165,52 @@ static void add_read(Accesses& reads, const Accesses& read) {
     reads.several_simdgroups = reads.several_simdgroups || !same_simdgroup(reads.thread, read.thread);
     reads.simdgroup_barriers = std::max(reads.simdgroup_barriers, read.simdgroup_barriers);
     reads.rendezvous = std::max(reads.rendezvous, read.rendezvous);
+    reads.releases = std::max(reads.releases, read.releases);
   }
   reads.several_groups = several_groups;
+  reads.several_clusters = several_clusters;
+  reads.cluster_arrivals = cluster_arrivals;
 }
 
-void Checker::check_cell(Execution& execution, Region& region, Cell& cell, const Access& access) {
+Cell& Checker::cell_of(Region& region, uintptr_t address) {
+  Cell& cell = region.cells[(address - region.begin) / region.granule];
   if (region.space == threadgroup_space && cell.era != era_) {
     cell = {};
     cell.era = era_;
   }
+  return cell;
+}
+
+void Checker::check_cell(Execution& execution, Region& region, uintptr_t address, const Access& access) {
+  Cell& cell = cell_of(region, address);
   const auto race = [&](const Accesses& earlier, const char* what) {
     execution.problem(
         __LINE__, access.site,
         "data race on %s, byte %ld: %s by thread %u of threadgroup %u, and a %s by thread %u of threadgroup %u at @%lx",
-        region.name, static_cast<long>(access.address - region.begin), access.write ? "write" : "read",
-        execution.running->index, execution.group, what, earlier.thread, earlier.group,
+        region.name, static_cast<long>(address - region.begin), access.write ? "write" : "read",
+        execution.running->place.thread_index_in_threadgroup, execution.block->group, what,
+        execution.threads[earlier.thread].place.thread_index_in_threadgroup, earlier.group,
         static_cast<unsigned long>(offset(earlier.site)));
   };
-  if (cell.write.any && !(access.atomic && cell.write.atomic) && !ordered(execution, region.space, cell.write, false))
-    race(cell.write, "write");
-  else if (access.write && cell.reads.any && !(access.atomic && cell.reads.atomic) &&
-           !ordered(execution, region.space, cell.reads, true))
+  if (cell.delivery) {
+    if (!has_come(execution, region, cell, address, access)) return;
+  } else if (cell.write.any) {
+    if (!(access.atomic && cell.write.atomic) && !ordered(execution, region.space, cell.write, false))
+      race(cell.write, "write");
+    else if (access.is_product && execution.threads[cell.write.thread].clock.shown == cell.write.shown)
+      execution.problem(__LINE__, access.site, "a product reads what was written and not shown: %s, byte %ld",
+                        region.name, static_cast<long>(address - region.begin));
+  }
+  if (access.write && cell.reads.any && !(access.atomic && cell.reads.atomic) &&
+      !ordered(execution, region.space, cell.reads, true))
     race(cell.reads, "read");
   const Accesses made = first_access(execution, region.space, access);
   if (access.write) {
     cell.write = made;
     cell.reads = {};
+    cell.delivery = 0;
   } else {
-    add_read(cell.reads, made);
+    add_read(cell.reads, made, execution.cluster);
   }
 }
 
@@ -201,9 +236,67 @@ void Checker::access(Execution& execution, const Access& access) {
                       region->name);
   if (region->space == threadgroup_space) check_written(execution, *region, access);
   if (region->cells.empty()) return;
-  const uintptr_t first = (access.address - region->begin) / region->granule;
-  const uintptr_t last = (access.address - region->begin + access.bytes - 1) / region->granule;
-  for (uintptr_t i = first; i <= last; ++i) check_cell(execution, *region, region->cells[i], access);
+  const uintptr_t end = access.address + access.bytes, granule = region->granule;
+  for (uintptr_t at = access.address - (access.address - region->begin) % granule; at < end; at += granule)
+    check_cell(execution, *region, std::max(at, access.address), access);
+}
+
+// ---- Copies that come by themselves ---------------------------------------------------------------------------------
+
+constexpr uint32_t is_arrival = ~0u;  // in place of a cell's delivery
+
+// Whether the copies of which the cell's last write is are there for the running thread.
+bool Checker::has_come(Execution& execution, const Region& region, const Cell& cell, uintptr_t address,
+                       const Access& access) {
+  const auto problem = [&](int kind, const char* what) {
+    execution.problem(kind, access.site, "%s of %s, byte %ld, %s", access.write ? "write" : "read", region.name,
+                      static_cast<long>(address - region.begin), what);
+    return false;
+  };
+  if (cell.delivery == is_arrival) return problem(__LINE__, "which is an arrival");
+  const Delivery& delivery = deliveries_[cell.delivery - 1];
+  if (!delivery.has_come) return problem(__LINE__, "while a copy to it is under way");
+  const std::vector<uint32_t>& turns = execution.running->turns;
+  const bool has_awaited = turns.size() > delivery.arrival && turns[delivery.arrival] > delivery.turn;
+  if (has_awaited || delivery.barriers != execution.block->barriers[threadgroup_space]) return true;
+  return problem(__LINE__, "which was copied, and the thread has not awaited it");
+}
+
+void Checker::hold_arrival(Execution& execution, const void* place, const void* site) {
+  const auto address = reinterpret_cast<uintptr_t>(place);
+  access(execution, {address, 8, true, false, true, site});
+  Region* region = region_of(address);
+  if (!region || region->space != threadgroup_space)
+    return execution.problem(__LINE__, site, "an arrival that is not in shared memory");
+  for (uintptr_t at = address; at < address + 8; at += region->granule) cell_of(*region, at).delivery = is_arrival;
+}
+
+void Checker::forgive(const void* place, uint32_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(place);
+  if (Region* region = region_of(address); region && region->space == threadgroup_space && bytes > 0)
+    std::fill_n(region->written.begin() + static_cast<ptrdiff_t>(address - region->begin),
+                std::min<size_t>(bytes, region->end - address), uint8_t{1});
+}
+
+uint32_t Checker::add_delivery(uint32_t arrival, uint32_t turn) {
+  deliveries_.push_back({arrival, turn});
+  return static_cast<uint32_t>(deliveries_.size());
+}
+
+void Checker::begin_copy(Execution& execution, void* to, uint32_t bytes, uint32_t delivery, const void* site) {
+  const auto address = reinterpret_cast<uintptr_t>(to);
+  access(execution, {address, bytes, true, false, false, site});
+  Region* region = region_of(address);
+  if (!region || region->space != threadgroup_space)
+    return execution.problem(__LINE__, site, "a copy to what is no shared memory");
+  std::fill_n(region->written.begin() + static_cast<ptrdiff_t>(address - region->begin), bytes, uint8_t{0});
+  for (uintptr_t at = address; at < address + bytes; at += region->granule) cell_of(*region, at).delivery = delivery;
+}
+
+void Checker::end_copy(Execution& execution, void* to, uint32_t bytes, uint32_t delivery) {
+  forgive(to, bytes);
+  deliveries_[delivery - 1].has_come = true;
+  deliveries_[delivery - 1].barriers = execution.block->barriers[threadgroup_space];
 }
 
 }  // namespace emulator

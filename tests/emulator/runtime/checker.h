@@ -2,7 +2,11 @@
 //
 // Two accesses of one place, one of them a write and not both atomic, must be ordered: by a threadgroup barrier for
 // that kind of memory, or within a simdgroup by a simdgroup barrier for it. A read is also before every write that its
-// simdgroup makes after a later exchange. Nothing orders threadgroups of one dispatch.
+// simdgroup makes after a later exchange. What a thread does before it arrives somewhere is before whatever those do
+// who have awaited that. Nothing but the barriers of clusters orders threadgroups of one dispatch.
+//
+// A copy that comes by itself is a write of the thread that asks for it. Until it is there nobody may touch the place;
+// then it is before whatever those do who have awaited it, or have passed a threadgroup barrier since somebody had.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,25 +22,40 @@ enum Space { device_space, threadgroup_space };
 struct Clock {
   uint32_t simdgroup_barriers[2] = {};  // passed, by Space
   uint32_t rendezvous = 0;              // the last that its simdgroup had
+  uint32_t releases = 0;                // so often others were told of what it has done
+  uint16_t shown = 0;                   // so often what it has written was shown to products
+  uint8_t cluster_arrivals = 0;
+  uint8_t cluster_awaits = 0;
+};
+
+// What a thread had done when it arrived somewhere.
+struct Release {
+  uint32_t thread;
+  uint32_t count;  // its Clock::releases
 };
 
 // The last write of a place, or the reads since then.
 struct Accesses {
-  bool any = false;
-  bool atomic = false;  // all of them
-  bool several_threads = false;
-  bool several_simdgroups = false;
-  bool several_groups = false;
+  bool any : 1 = false;
+  bool atomic : 1 = false;  // all of them
+  bool several_threads : 1 = false;
+  bool several_simdgroups : 1 = false;
+  bool several_groups : 1 = false;
+  bool several_clusters : 1 = false;
+  uint8_t cluster_arrivals = 0;
+  uint16_t shown = 0;
   uint32_t thread = 0;
   uint32_t group = 0;
   uint32_t barriers = 0;  // passed by the group
   uint32_t simdgroup_barriers = 0;
   uint32_t rendezvous = 0;
+  uint32_t releases = 0;
   const void* site = nullptr;
 };
 
 struct Cell {
-  uint32_t era = 0;  // of the threadgroup, for threadgroup memory
+  uint32_t era = 0;       // of the threadgroup, for threadgroup memory
+  uint32_t delivery = 0;  // the copies of which the last write is; 0: it is of a thread
   Accesses write;
   Accesses reads;
 };
@@ -75,6 +94,15 @@ struct Access {
   bool atomic;
   bool aligned;  // the compiler counts on it
   const void* site;
+  bool is_product = false;
+};
+
+// Copies that come together, by themselves.
+struct Delivery {
+  uint32_t arrival;  // its number in the threadgroup
+  uint32_t turn;
+  bool has_come = false;
+  uint32_t barriers = 0;  // that the threadgroup had passed when somebody had awaited them
 };
 
 class Checker {
@@ -84,6 +112,13 @@ class Checker {
   void begin_group();
   void add_threadgroup_variable(char* place, uint32_t bytes, uint32_t alignment, const char* name);
   void access(Execution& execution, const Access& access);
+  // Nobody may read or write it as he does other memory.
+  void hold_arrival(Execution& execution, const void* place, const void* site);
+  // Whoever reads these bytes counts on nothing.
+  void forgive(const void* place, uint32_t bytes);
+  uint32_t add_delivery(uint32_t arrival, uint32_t turn);
+  void begin_copy(Execution& execution, void* to, uint32_t bytes, uint32_t delivery, const void* site);
+  void end_copy(Execution& execution, void* to, uint32_t bytes, uint32_t delivery);
   // Of a place in the library's code, from its beginning.
   uintptr_t offset(const void* site) const { return reinterpret_cast<uintptr_t>(site) - library_begin_; }
 
@@ -92,11 +127,14 @@ class Checker {
   bool is_private(Execution& execution, const Access& access);
   void out_of_bounds(Execution& execution, const Access& access);
   void check_written(Execution& execution, Region& region, const Access& access);
-  void check_cell(Execution& execution, Region& region, Cell& cell, const Access& access);
+  bool has_come(Execution& execution, const Region& region, const Cell& cell, uintptr_t address, const Access& access);
+  void check_cell(Execution& execution, Region& region, uintptr_t address, const Access& access);
+  Cell& cell_of(Region& region, uintptr_t address);
 
   std::vector<Region> buffers_;
   std::vector<Region> variables_;  // of the group; kept from one to the next for their memory
   size_t variable_count_ = 0;
+  std::vector<Delivery> deliveries_;  // of the group
   uint32_t era_ = 0;
   uintptr_t library_begin_ = 0;
   uintptr_t library_end_ = 0;

@@ -47,12 +47,13 @@ static void bind(Execution& execution, const MslBuffer* buffers) {
 static void set(uint32_t (&to)[3], const uint32_t (&from)[3]) { std::copy(from, from + 3, to); }
 
 // What is the same in all threadgroups.
-static void place_threads(Execution& execution, const uint32_t (&groups)[3], const uint32_t (&threads)[3]) {
+static void place_threads(Execution& execution, Block& block, const uint32_t (&groups)[3],
+                          const uint32_t (&threads)[3]) {
   for (uint32_t i = 0; i < execution.thread_count; ++i) {
-    Thread& thread = execution.threads[i];
-    thread.index = i;
+    Thread& thread = execution.threads[block.first + i];
+    thread.index = block.first + i;
     thread.lane = i % lanes;
-    thread.simdgroup = i / lanes;
+    thread.simdgroup = thread.index / lanes;
     MslPlace& place = thread.place;
     set(place.thread_position_in_threadgroup,
         {i % threads[0], i / threads[0] % threads[1], i / threads[0] / threads[1]});
@@ -61,16 +62,24 @@ static void place_threads(Execution& execution, const uint32_t (&groups)[3], con
     for (int axis = 0; axis < 3; ++axis) place.threads_per_grid[axis] = groups[axis] * threads[axis];
     place.thread_index_in_threadgroup = i;
     place.thread_index_in_simdgroup = thread.lane;
-    place.simdgroup_index_in_threadgroup = thread.simdgroup;
-    place.simdgroups_per_threadgroup = (execution.thread_count + lanes - 1) / lanes;
+    place.simdgroup_index_in_threadgroup = i / lanes;
+    place.simdgroups_per_threadgroup = execution.simdgroups();
   }
 }
 
-static void begin_threads(Execution& execution, const uint32_t (&group)[3]) {
-  for (uint32_t i = 0; i < execution.thread_count; ++i) {
-    Thread& thread = execution.threads[i];
+static void begin_block(Execution& execution, Block& block, uint32_t number, const uint32_t (&group)[3]) {
+  block.group = number;
+  block.barriers[device_space] = block.barriers[threadgroup_space] = 0;
+  block.bytes = block.sum = 0;
+  block.variables.clear();
+  block.arrivals.clear();
+  for (Thread& thread : execution.threads_of(block)) {
     thread.state = State::unbegun;
     thread.clock = {};
+    thread.copies.clear();
+    thread.products.clear();
+    thread.turns.clear();
+    thread.heard.clear();
     MslPlace& place = thread.place;
     set(place.threadgroup_position_in_grid, group);
     for (int axis = 0; axis < 3; ++axis)
@@ -80,19 +89,24 @@ static void begin_threads(Execution& execution, const uint32_t (&group)[3]) {
 }
 
 static void run(Execution& execution, const uint32_t (&groups)[3], const uint32_t (&threads)[3]) {
-  std::vector<uint32_t> order(size_t{groups[0]} * groups[1] * groups[2]);
+  std::vector<uint32_t> order(size_t{groups[0]} / execution.cluster * groups[1] * groups[2]);
   for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
   execution.arrange(order);
-  place_threads(execution, groups, threads);
+  const std::span<Block> blocks(execution.blocks, execution.cluster);
+  for (Block& block : blocks) {
+    block.first = static_cast<uint32_t>(&block - blocks.data()) * execution.simdgroups() * lanes;
+    place_threads(execution, block, groups, threads);
+  }
   prepare_stacks(execution);
-  for (const uint32_t i : order) {
-    execution.group = i;
-    execution.rendezvous = execution.barriers[device_space] = execution.barriers[threadgroup_space] = 0;
-    execution.variables.clear();
-    execution.threadgroup_bytes = execution.threadgroup_sum = 0;
+  for (const uint32_t cluster : order) {
+    execution.rendezvous = 0;
     execution.checker.begin_group();
-    begin_threads(execution, {i % groups[0], i / groups[0] % groups[1], i / groups[0] / groups[1]});
-    if (run_threadgroup(execution)) continue;
+    uint32_t i = cluster * execution.cluster;
+    for (Block& block : blocks) {
+      begin_block(execution, block, i, {i % groups[0], i / groups[0] % groups[1], i / groups[0] / groups[1]});
+      ++i;
+    }
+    if (run_cluster(execution)) continue;
     execution.prepared = 0;  // threads were left where they were
     return;
   }
@@ -126,9 +140,12 @@ static Execution& prepare(const MslKernel* kernel, const MslOptions& options) {
 
 static uint32_t run_all(Execution& execution, const uint32_t* groups, const uint32_t* threads) {
   execution.thread_count = threads[0] * threads[1] * threads[2];
-  if (execution.thread_count < 1 || execution.thread_count > msl_most_threads)
-    execution.problem(__LINE__, nullptr, "threads of a threadgroup: 1 to %u, found %u", msl_most_threads,
-                      execution.thread_count);
+  execution.cluster = std::max(execution.kernel->cluster, 1u);
+  const uint32_t most = msl_most_threads / execution.cluster / lanes * lanes;
+  if (execution.thread_count < 1 || execution.thread_count > most)
+    execution.problem(__LINE__, nullptr, "threads of a threadgroup: 1 to %u, found %u", most, execution.thread_count);
+  if (execution.cluster > msl_most_blocks || groups[0] % execution.cluster)
+    execution.problem(__LINE__, nullptr, "a grid of %u blocks in clusters of %u", groups[0], execution.cluster);
   if (!execution.problems) run(execution, {groups[0], groups[1], groups[2]}, {threads[0], threads[1], threads[2]});
   return execution.problems;
 }

@@ -1,4 +1,5 @@
-// The state of one dispatch: threads as fibers, what their simdgroups exchange, threadgroup memory, problems found.
+// The state of one dispatch: threads as fibers, what their simdgroups exchange, threadgroup memory, problems found. A
+// block is what CUDA calls a threadgroup.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "arrivals.h"
 #include "checker.h"
 
 namespace emulator {
@@ -22,16 +24,29 @@ enum class State : uint8_t {
   exchange,           // waits for its simdgroup, with a value
   simdgroup_barrier,  // waits for its simdgroup
   barrier,            // waits for its threadgroup
+  arrival,            // waits for copies, or for threads that arrive
+  cluster,            // waits for its cluster
   finished,
 };
 
-// Sixteen bytes. The shim has the same.
+// Sixteen bytes, or four. The shim has the same.
 struct Copy {
   void* to;
   const void* from;
   uint32_t group;
   uint32_t bytes;
   alignas(16) char early[16];  // what was there, if the kernel before had not ended; `from` is null then
+};
+
+// What a thread has of a product of a warpgroup that is under way.
+struct Product {
+  int (*sums)[4];
+  const uint8_t* columns;
+  uint32_t apart;      // bytes from eight columns to the next
+  uint32_t fragments;  // eight columns each
+  uint32_t group;
+  bool more;                 // is added to what is there
+  uint8_t rows[2][32] = {};  // g and g + 8 of lane 4 g + t
 };
 
 // What a rendezvous needs comes first, in one line of the CPU's cache.
@@ -53,6 +68,15 @@ struct alignas(64) Thread {
   // whoever does not wait misses them.
   std::deque<Copy> copies;
   uint32_t copy_groups = 0;  // that have ended
+  // Likewise.
+  std::deque<Product> products;
+  uint32_t product_groups = 0;
+  bool has_begun_products = false;
+  uint32_t arrival = 0;   // the number of the one that it waits for
+  bool has_come = false;  // what it waits for there
+  // For the checker: of each arrival the turns that it knows to be over, and who had arrived there.
+  std::vector<uint32_t> turns;
+  std::vector<Release> heard;
 };
 
 // What the lanes of a simdgroup see after an exchange. The shim has the same two.
@@ -72,8 +96,22 @@ struct ThreadgroupVariable {
   char* place;
 };
 
+struct Block {
+  uint32_t group = 0;         // its number
+  uint32_t first = 0;         // thread
+  uint32_t barriers[2] = {};  // passed, by Space
+  char* memory = nullptr;
+  uint32_t bytes = 0;  // of its memory that are taken, gaps included
+  uint32_t sum = 0;    // taken
+  std::vector<ThreadgroupVariable> variables;
+  std::vector<Arrival> arrivals;
+};
+
 struct Execution {
   Thread threads[msl_most_threads];
+  Block blocks[msl_most_blocks];  // of the cluster that runs
+  uint32_t cluster = 1;           // how many there are
+  Block* block = blocks;          // that runs
   Snapshot snapshots[msl_most_threads / lanes];
   void* buffers[msl_buffers] = {};
   void* scheduler_stack = nullptr;
@@ -86,23 +124,18 @@ struct Execution {
   const MslKernel* kernel = nullptr;
   MslOptions options = {};
   std::mt19937 random;
-  uint32_t group = 0;  // that runs
-  uint32_t thread_count = 0;
+  uint32_t thread_count = 0;  // of a block
   uint32_t prepared = 0;      // of the first so many threads each has a stack on which a thread can begin
   uint32_t rendezvous = 0;    // so far
-  uint32_t barriers[2] = {};  // passed by the group, by Space
   bool stopped = false;       // a thread did what nothing can follow
   char* mapped = nullptr;     // where the stacks are, at a multiple of their size
   char* stacks = nullptr;
   char* threadgroup_memory = nullptr;
-  uint32_t threadgroup_bytes = 0;       // taken, gaps included
-  uint32_t threadgroup_sum = 0;         // taken
-  uint32_t most_shared = 0;             // that may be
+  uint32_t most_shared = 0;             // bytes of a block that may be taken
   uint32_t dynamic_bytes = 0;           // of `extern __shared__`
   void (*wait)(void*, bool) = nullptr;  // for the kernel before, which is `previous`; null when that has ended
   bool next_may_come = false;           // before this kernel has waited
   void* previous = nullptr;
-  std::vector<ThreadgroupVariable> variables;
   Checker checker;
 
   std::string report;
@@ -112,6 +145,9 @@ struct Execution {
   Execution();
   Execution(const Execution&) = delete;
   ~Execution();
+
+  uint32_t simdgroups() const { return (thread_count + lanes - 1) / lanes; }  // of a block
+  std::span<Thread> threads_of(const Block& of) { return {threads + of.first, thread_count}; }
 
   // Puts items in the order of this dispatch.
   void arrange(std::span<uint32_t> items);
@@ -123,10 +159,23 @@ struct Execution {
 // Of this thread of the host.
 Execution& current();
 
-// Runs the threadgroup that current() holds. False when it was stopped.
-bool run_threadgroup(Execution& execution);
+// The same where a fiber runs, and quicker.
+Execution& of_this_fiber();
+
+// Runs the blocks that current() holds. False when they were stopped.
+bool run_cluster(Execution& execution);
 // Leaves the running thread for good.
 [[noreturn]] void stop(Execution& execution);
+// Others go on until the thread may, which waits at this call.
+void wait(Execution& execution, State state, void* site, void* frame);
+#define WAIT_AS(state) wait(execution, state, __builtin_return_address(0), __builtin_frame_address(0))
+
+// Lets those threads of the running block go on that await what has come. Whether there are any.
+bool let_awaiting_go_on(Execution& execution);
+// A problem: the thread awaits what cannot come any more.
+void report_awaiting(Execution& execution, const Thread& thread);
+// Problems: what is under way when the blocks end.
+void check_arrivals(Execution& execution);
 // Each thread of the dispatch gets a stack on which it can begin, if it has none yet. Other stacks are not touched,
 // because few dispatches have as many threads as there are stacks.
 void prepare_stacks(Execution& execution);

@@ -1,4 +1,5 @@
-// Runs a threadgroup: lanes one after the other until each waits, then whoever waits together goes on together.
+// Runs a threadgroup, or the blocks of a cluster: lanes one after the other until each waits, then whoever waits
+// together goes on together.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -25,9 +26,9 @@ Execution& current() {
   return execution;
 }
 
-// The same where a fiber runs, and quicker, because fibers ask at every exchange. The stacks of an execution lie at a
-// multiple of their size, and the first word of them says whose they are.
-static Execution& of_this_fiber() {
+// Fibers ask at every exchange. The stacks of an execution lie at a multiple of their size, and the first word of them
+// says whose they are.
+Execution& of_this_fiber() {
   const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
   return **reinterpret_cast<Execution**>(here / all_stacks * all_stacks);
 }
@@ -83,7 +84,7 @@ static void thread_main() {
     execution.kernel->entry(&thread.place, execution.buffers);
     if (!thread.copies.empty())
       execution.problem(__LINE__, nullptr, "%zu copies to shared memory that nobody waited for", thread.copies.size());
-    thread.copies.clear();
+    if (!thread.products.empty()) execution.problem(__LINE__, nullptr, "products that nobody waited for");
     thread.state = State::finished;
     Thread* next = next_of_simdgroup(execution);
     if (next && next->state == State::unbegun) {
@@ -105,7 +106,8 @@ void stop(Execution& execution) {
 }
 
 void prepare_stacks(Execution& execution) {
-  for (; execution.prepared < execution.thread_count; ++execution.prepared) {
+  const uint32_t count = execution.cluster * execution.simdgroups() * lanes;
+  for (; execution.prepared < count; ++execution.prepared) {
     Thread& thread = execution.threads[execution.prepared];
     thread.stack_pointer = new_stack(thread.stack_top, thread_main);
   }
@@ -121,7 +123,8 @@ Execution::Execution() {
   mapped = pages(2 * all_stacks);
   stacks = mapped + (all_stacks - reinterpret_cast<uintptr_t>(mapped) % all_stacks);
   *reinterpret_cast<Execution**>(stacks) = this;
-  threadgroup_memory = pages(threadgroup_room);
+  threadgroup_memory = pages(msl_most_blocks * threadgroup_room);
+  for (uint32_t i = 0; i < msl_most_blocks; ++i) blocks[i].memory = threadgroup_memory + i * threadgroup_room;
   for (uint32_t i = 0; i < msl_most_threads; ++i) {
     threads[i].stack = stacks + i * stack_bytes;
     // Tops at different distances: at one distance all stacks would fight for the same lines of the CPU's cache.
@@ -131,7 +134,7 @@ Execution::Execution() {
 
 Execution::~Execution() {
   munmap(mapped, 2 * all_stacks);
-  munmap(threadgroup_memory, threadgroup_room);
+  munmap(threadgroup_memory, msl_most_blocks * threadgroup_room);
 }
 
 void Execution::arrange(std::span<uint32_t> items) {
@@ -159,13 +162,14 @@ static bool waits_for_simdgroup(const Thread& thread) {
 }
 
 // Of the lanes that wait for their simdgroup, those that wait at one call, a bit for each: the innermost, as hardware
-// comes together again. 0 when none waits.
+// comes together again. 0 when none waits, and while a lane waits for an arrival: it will come to this call, too.
 static uint32_t meeting(const Execution& execution, uint32_t begin, uint32_t end) {
   if (execution.alike == lanes && waits_for_simdgroup(execution.threads[begin])) return ~0u;
   const Thread* leader = nullptr;
   uint32_t met = 0;
   for (uint32_t i = begin; i < end; ++i) {
     const Thread& thread = execution.threads[i];
+    if (thread.state == State::arrival) return 0;
     if (!waits_for_simdgroup(thread)) continue;
     if (leader && thread.site == leader->site && thread.depth == leader->depth) {
       met |= 1u << (i - begin);
@@ -222,24 +226,27 @@ static bool let_meet(Execution& execution) {
 
 // Until every lane waits for the threadgroup or is done. False when stopped.
 static bool run_simdgroup(Execution& execution, uint32_t simdgroup) {
+  execution.block = &execution.blocks[simdgroup / execution.simdgroups()];
   execution.first = simdgroup * lanes;
-  execution.round_count = std::min(execution.thread_count - execution.first, lanes);
+  execution.round_count = std::min(execution.thread_count - (execution.first - execution.block->first), lanes);
   begin_round(execution);
   execution.running = next_of_simdgroup(execution);
   if (execution.running) msl_switch(&execution.scheduler_stack, execution.running->stack_pointer);
   return !execution.stopped;
 }
 
-// Every live thread waits at a barrier: lets them through. False when none is alive.
+// Where every live thread of the running block waits at a barrier, lets them through. False when none is alive, or one
+// waits for something else.
 static bool pass_barrier(Execution& execution) {
+  const std::span<Thread> threads = execution.threads_of(*execution.block);
   uint32_t finished = 0;
   const Thread* first = nullptr;
   bool mixed = false;
-  for (uint32_t i = 0; i < execution.thread_count; ++i) {
-    const Thread& thread = execution.threads[i];
+  for (const Thread& thread : threads) {
     if (thread.state == State::finished) {
       ++finished;
     } else {
+      if (thread.state != State::barrier) return false;
       if (!first) first = &thread;
       mixed = mixed || thread.site != first->site || thread.flags != first->flags;
     }
@@ -250,27 +257,73 @@ static bool pass_barrier(Execution& execution) {
                       execution.thread_count);
   if (mixed) execution.problem(__LINE__, first->site, "divergent barrier: threads wait at different ones");
   for (const Space space : {device_space, threadgroup_space})
-    if (first->flags & flag_of[space]) ++execution.barriers[space];
-  for (uint32_t i = 0; i < execution.thread_count; ++i)
-    if (execution.threads[i].state == State::barrier) execution.threads[i].state = State::ready;
+    if (first->flags & flag_of[space]) ++execution.block->barriers[space];
+  for (Thread& thread : threads)
+    if (thread.state == State::barrier) thread.state = State::ready;
   return true;
 }
 
-bool run_threadgroup(Execution& execution) {
+// Of the cluster, every thread that is not done.
+template <class Do>
+static void for_each_alive(Execution& execution, Do act) {
+  for (uint32_t i = 0; i < execution.cluster; ++i)
+    for (Thread& thread : execution.threads_of(execution.blocks[i]))
+      if (thread.state != State::finished) act(thread);
+}
+
+// Lets those threads go on that wait for their cluster, if all threads have arrived. Whether there are any.
+static bool pass_cluster(Execution& execution) {
+  uint8_t arrivals = 255;
+  for_each_alive(execution,
+                 [&](const Thread& thread) { arrivals = std::min(arrivals, thread.clock.cluster_arrivals); });
+  bool any = false;
+  for_each_alive(execution, [&](Thread& thread) {
+    if (thread.state != State::cluster || thread.clock.cluster_awaits >= arrivals) return;
+    ++thread.clock.cluster_awaits;
+    thread.state = State::ready;
+    any = true;
+  });
+  return any;
+}
+
+// Nobody goes on. A problem, if there is somebody who would.
+static void check_all_ended(Execution& execution) {
+  for_each_alive(execution, [&](const Thread& thread) {
+    execution.stopped = true;
+    if (thread.state == State::arrival) report_awaiting(execution, thread);
+    if (thread.state == State::cluster)
+      execution.problem(__LINE__, thread.site, "waits for a cluster of whose threads some do not arrive");
+  });
+  if (!execution.stopped) check_arrivals(execution);
+}
+
+// Of all blocks, lets those threads go on that wait together.
+static bool let_go_on(Execution& execution) {
+  bool any = false;
+  for (uint32_t i = 0; i < execution.cluster; ++i) {
+    execution.block = &execution.blocks[i];
+    any = let_awaiting_go_on(execution) || pass_barrier(execution) || any;
+  }
+  if (!any && execution.cluster > 1) any = pass_cluster(execution);
+  if (!any) check_all_ended(execution);
+  return any;
+}
+
+bool run_cluster(Execution& execution) {
   std::array<uint32_t, msl_most_threads / lanes> room;
-  const std::span<uint32_t> simdgroups(room.data(), (execution.thread_count + lanes - 1) / lanes);
+  const std::span<uint32_t> simdgroups(room.data(), execution.cluster * execution.simdgroups());
   do {
     std::iota(simdgroups.begin(), simdgroups.end(), 0u);
     execution.arrange(simdgroups);
     for (const uint32_t simdgroup : simdgroups)
       if (!run_simdgroup(execution, simdgroup)) return false;
-  } while (pass_barrier(execution));
-  return true;
+  } while (let_go_on(execution));
+  return !execution.stopped;
 }
 
 // ---- What kernels call ----------------------------------------------------------------------------------------------
 
-static void wait(Execution& execution, State state, void* site, void* frame) {
+void wait(Execution& execution, State state, void* site, void* frame) {
   Thread& thread = *execution.running;
   thread.state = state;
   thread.site = site;
@@ -285,8 +338,6 @@ static void wait(Execution& execution, State state, void* site, void* frame) {
 using namespace emulator;
 
 extern "C" {
-
-#define WAIT_AS(state) wait(execution, state, __builtin_return_address(0), __builtin_frame_address(0))
 
 Exchanged msl_exchange(const void* value, uint32_t bytes) {
   Execution& execution = of_this_fiber();
@@ -316,20 +367,21 @@ void msl_undefined(const char* what) { of_this_fiber().problem(__LINE__, __built
 // The same place for every thread of the group. Filled with NaN, so that what was not written shows.
 void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, const char* name) {
   Execution& execution = of_this_fiber();
-  for (const ThreadgroupVariable& variable : execution.variables)
+  Block& block = *execution.block;
+  for (const ThreadgroupVariable& variable : block.variables)
     if (variable.id == id) return variable.place;
   constexpr uint32_t gap = 64;  // so that running over the end meets nothing
-  char* place = execution.threadgroup_memory + execution.threadgroup_bytes + gap;
+  char* place = block.memory + block.bytes + gap;
   const uint32_t rounded = (bytes + 15) / 16 * 16;
-  execution.threadgroup_bytes += gap + rounded;
-  execution.threadgroup_sum += rounded;
-  if (execution.threadgroup_sum > execution.most_shared) {
+  block.bytes += gap + rounded;
+  block.sum += rounded;
+  if (block.sum > execution.most_shared) {
     execution.problem(__LINE__, __builtin_return_address(0), "threadgroup memory: %u bytes, over the %u that there are",
-                      execution.threadgroup_sum, execution.most_shared);
+                      block.sum, execution.most_shared);
     stop(execution);
   }
   memset(place, 0xFF, bytes);
-  execution.variables.push_back({id, place});
+  block.variables.push_back({id, place});
   if (execution.options.check) execution.checker.add_threadgroup_variable(place, bytes, alignment, name);
   return place;
 }
@@ -362,6 +414,19 @@ void msl_wait_for_previous() {
   if (execution.wait) std::exchange(execution.wait, nullptr)(execution.previous, execution.next_may_come);
 }
 void msl_let_next_come() { of_this_fiber().next_may_come = true; }
+
+void msl_arrive_in_cluster() {
+  Execution& execution = of_this_fiber();
+  if (execution.cluster > 1) ++execution.running->clock.cluster_arrivals;
+}
+void msl_await_cluster() {
+  Execution& execution = of_this_fiber();
+  if (execution.cluster == 1) return;
+  const Clock& clock = execution.running->clock;
+  if (clock.cluster_awaits == clock.cluster_arrivals)
+    execution.problem(__LINE__, __builtin_return_address(0), "waits for its cluster without having arrived");
+  WAIT_AS(State::cluster);
+}
 
 const MslPlace* msl_place() { return &of_this_fiber().running->place; }
 

@@ -31,6 +31,19 @@ void* msl_dynamic_memory(uint32_t alignment, const char* name);
 void msl_copy_later(void* to, const void* from, uint32_t bytes);
 void msl_end_of_copies();
 bool msl_next_copy(uint32_t still, msl_copy* copy);
+void msl_make_arrivals(const unsigned long long* arrivals, uint32_t count, uint32_t threads);
+void msl_copy_in_bulk(void* to, const void* from, uint32_t bytes, const unsigned long long* arrival);
+void msl_expect_bytes(const unsigned long long* arrival, uint32_t bytes);
+void msl_arrive_with_copies(const unsigned long long* arrival);
+void msl_await_arrival(const unsigned long long* arrival, uint32_t turn);
+void msl_begin_products();
+void msl_multiply_later(int (*sums)[4], uint32_t fragments, bool more, uint64_t columns);
+void msl_end_products();
+void msl_await_products(uint32_t still);
+void msl_show_copies();
+void msl_may_be_anything(const void* place, uint32_t bytes);
+void msl_arrive_in_cluster();
+void msl_await_cluster();
 void msl_wait_for_previous();
 void msl_let_next_come();
 __attribute__((const)) const MslPlace* msl_place();
@@ -45,6 +58,7 @@ double exp2(double);
 #define __device__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __restrict__
 
 // ---- Places ---------------------------------------------------------------------------------------------------------
@@ -236,13 +250,47 @@ MSL_INLINE void wait_for_copies() {
   }
 }
 
+// Likewise, by arrivals. Here they come when somebody awaits them.
+MSL_INLINE void make_arrivals(unsigned long long* arrivals, uint32_t count, uint32_t arriving) {
+  msl_make_arrivals(arrivals, count, arriving);
+}
+MSL_INLINE void arrive_with_copies(unsigned long long* arrival) { msl_arrive_with_copies(arrival); }
+MSL_INLINE void expect_bytes(unsigned long long* arrival, uint32_t bytes) { msl_expect_bytes(arrival, bytes); }
+MSL_INLINE void copy_in_bulk(void* to, const void* from, uint32_t bytes, unsigned long long* arrival) {
+  msl_copy_in_bulk(to, from, bytes, arrival);
+}
+MSL_INLINE void await_arrival(unsigned long long* arrival, uint32_t turn) { msl_await_arrival(arrival, turn); }
+
+// Products are made when the thread awaits them. Nothing looks for a warpgroup of whose warps some do not multiply, or
+// for show_copies behind the barrier instead of before it.
+MSL_INLINE void begin_products() { msl_begin_products(); }
+MSL_INLINE void end_products() { msl_end_products(); }
+template <uint32_t still, uint32_t fragments>
+MSL_INLINE void await_products(int (&)[3][fragments][4]) {
+  msl_await_products(still);
+}
+MSL_INLINE uint64_t shared_columns(const void* b, uint32_t apart) { return (uint64_t)b | (uint64_t)(apart >> 4) << 48; }
+MSL_INLINE uint64_t behind(uint64_t columns, uint32_t bytes) { return columns + bytes; }
+template <bool more, uint32_t fragments>
+MSL_INLINE void multiply_columns(int (&c)[fragments][4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                 uint64_t b) {
+  static_assert(fragments == 2 || fragments == 4 || fragments == 8, "as cuda/basics.h");
+  msl_met(0xffffffffu, (uint4{a0, a1, a2, a3}));
+  msl_multiply_later(c, fragments, more, b);
+}
+MSL_INLINE void show_copies() { msl_show_copies(); }
+MSL_INLINE void may_be_anything(const void* place, uint32_t bytes) { msl_may_be_anything(place, bytes); }
+
+// Of a kernel whose blocks run by themselves, neither does anything.
+MSL_INLINE void arrive_in_cluster() { msl_arrive_in_cluster(); }
+MSL_INLINE void await_cluster() { msl_await_cluster(); }
+
 // In a graph the first block of a kernel may have come before the kernels that it waits for have begun, if those let
 // it.
 MSL_INLINE void let_next_come() { msl_let_next_come(); }
 MSL_INLINE void wait_for_previous() { msl_wait_for_previous(); }
 
 // Otherwise nothing is late here.
-MSL_INLINE void show_copies() {}
 MSL_INLINE void prefetch_line(const void*) {}
 MSL_INLINE void prefetch_bytes(const void*, uint32_t) {}
 MSL_INLINE float quick_inverse(float x, bool& is_right) { return 1.0f / x; }
