@@ -31,15 +31,15 @@ static uint32_t number_of(const Block& block, const Arrival& arrival) {
 }
 
 // The thread knows that the turn before this one is over, and what those had done who arrived in it.
-static void acquire(Execution& execution, Thread& thread, const Arrival& arrival) {
+static void acquire(Execution& execution, Later& of, const Arrival& arrival) {
   if (!execution.options.check) return;
   const uint32_t number = number_of(*execution.block, arrival);
-  if (thread.turns.size() <= number) thread.turns.resize(number + 1);
-  thread.turns[number] = arrival.turn;
+  if (of.turns.size() <= number) of.turns.resize(number + 1);
+  of.turns[number] = arrival.turn;
   for (const Release& release : arrival.releases_before) {
-    const auto found = std::ranges::find(thread.heard, release.thread, &Release::thread);
-    if (found == thread.heard.end())
-      thread.heard.push_back(release);
+    const auto found = std::ranges::find(of.heard, release.thread, &Release::thread);
+    if (found == of.heard.end())
+      of.heard.push_back(release);
     else
       found->count = std::max(found->count, release.count);
   }
@@ -57,10 +57,11 @@ static void complete(Execution& execution, Arrival& arrival) {
   arrival.copies.clear();
   arrival.releases_before = std::exchange(arrival.releases, {});
   const uint32_t number = number_of(*execution.block, arrival);
-  for (Thread& thread : execution.threads_of(*execution.block)) {
-    if (thread.state != State::arrival || thread.arrival != number || thread.has_come) continue;
-    thread.has_come = true;
-    acquire(execution, thread, arrival);
+  for (const Thread& thread : execution.threads_of(*execution.block)) {
+    Later& later = execution.later[thread.index];
+    if (thread.state != State::arrival || later.arrival != number || later.has_come) continue;
+    later.has_come = true;
+    acquire(execution, later, arrival);
   }
 }
 
@@ -95,9 +96,10 @@ bool let_awaiting_go_on(Execution& execution) {
   bool any = false;
   for (Thread& thread : execution.threads_of(block)) {
     if (thread.state != State::arrival) continue;
-    Arrival& arrival = block.arrivals[thread.arrival];
-    if (!thread.has_come && arrival.is_complete()) complete(execution, arrival);
-    if (!thread.has_come) continue;
+    const Later& later = execution.later[thread.index];
+    Arrival& arrival = block.arrivals[later.arrival];
+    if (!later.has_come && arrival.is_complete()) complete(execution, arrival);
+    if (!later.has_come) continue;
     thread.state = State::ready;
     any = true;
   }
@@ -114,7 +116,8 @@ void report_awaiting(Execution& execution, const Thread& thread) {
   const auto blocks = std::span(execution.blocks, execution.cluster);
   const auto own = std::ranges::find_if(
       blocks, [&](const Block& block) { return thread.index - block.first < execution.thread_count; });
-  report(execution, __LINE__, thread.site, own->arrivals[thread.arrival], "waits for an arrival that never comes");
+  report(execution, __LINE__, thread.site, own->arrivals[execution.later[thread.index].arrival],
+         "waits for an arrival that never comes");
 }
 
 void check_arrivals(Execution& execution) {
@@ -180,30 +183,30 @@ void msl_expect_bytes(const uint64_t* place, uint32_t bytes) {
 // What the thread copies by sixteen bytes comes with the arrival from now on.
 void msl_arrive_with_copies(const uint64_t* place) {
   Execution& execution = of_this_fiber();
-  Thread& thread = *execution.running;
+  std::deque<Copy>& copies = execution.of_running().copies;
   Arrival& arrival = used_again(execution, place, SITE);
-  for (const Copy& copy : thread.copies) {
+  for (const Copy& copy : copies) {
     LateCopy late = {copy.to, copy.from, copy.bytes, {}};
     if (!copy.from) late.early.assign(copy.early, copy.early + copy.bytes);
     ask(execution, arrival, std::move(late), SITE);
   }
-  thread.copies.clear();
+  copies.clear();
   arrive(execution, arrival, SITE);
 }
 
 void msl_await_arrival(const uint64_t* place, uint32_t turn) {
   Execution& execution = of_this_fiber();
-  Thread& thread = *execution.running;
+  Later& later = execution.of_running();
   Arrival& arrival = used(execution, place, SITE);
   if (arrival.turn % 2 == turn % 2) {
     if (!arrival.is_complete()) {
-      thread.arrival = number_of(*execution.block, arrival);
-      thread.has_come = false;
+      later.arrival = number_of(*execution.block, arrival);
+      later.has_come = false;
       return WAIT_AS(State::arrival);
     }
     complete(execution, arrival);
   }
-  acquire(execution, thread, arrival);
+  acquire(execution, later, arrival);
 }
 
 }  // extern "C"

@@ -114,8 +114,9 @@ void Checker::out_of_bounds(Execution& execution, const Access& access) {
 static bool same_simdgroup(uint32_t a, uint32_t b) { return a / lanes == b / lanes; }
 
 // Whether the running thread has awaited something at which that of `earlier` arrived later than that.
-static bool has_heard(const Thread& thread, const Accesses& earlier) {
-  return std::any_of(thread.heard.begin(), thread.heard.end(), [&](const Release& release) {
+static bool has_heard(const Execution& execution, const Accesses& earlier) {
+  const std::vector<Release>& heard = execution.later[execution.running->index].heard;
+  return std::any_of(heard.begin(), heard.end(), [&](const Release& release) {
     return release.thread == earlier.thread && release.count > earlier.releases;
   });
 }
@@ -129,7 +130,7 @@ static bool ordered(const Execution& execution, Space space, const Accesses& ear
     return true;
   if (earlier.several_groups || earlier.group != group) return false;
   if (earlier.barriers != execution.block->barriers[space]) return true;
-  if (!earlier.several_threads && (earlier.thread == thread.index || has_heard(thread, earlier))) return true;
+  if (!earlier.several_threads && (earlier.thread == thread.index || has_heard(execution, earlier))) return true;
   if (earlier.several_simdgroups || !same_simdgroup(earlier.thread, thread.index)) return false;
   if (earlier.simdgroup_barriers != thread.clock.simdgroup_barriers[space]) return true;
   return reads_before_write && thread.clock.rendezvous > earlier.rendezvous;
@@ -256,7 +257,7 @@ bool Checker::has_come(Execution& execution, const Region& region, const Cell& c
   if (cell.delivery == is_arrival) return problem(__LINE__, "which is an arrival");
   const Delivery& delivery = deliveries_[cell.delivery - 1];
   if (!delivery.has_come) return problem(__LINE__, "while a copy to it is under way");
-  const std::vector<uint32_t>& turns = execution.running->turns;
+  const std::vector<uint32_t>& turns = execution.of_running().turns;
   const bool has_awaited = turns.size() > delivery.arrival && turns[delivery.arrival] > delivery.turn;
   if (has_awaited || delivery.barriers != execution.block->barriers[threadgroup_space]) return true;
   return problem(__LINE__, "which was copied, and the thread has not awaited it");

@@ -76,10 +76,11 @@ static void begin_block(Execution& execution, Block& block, uint32_t number, con
   for (Thread& thread : execution.threads_of(block)) {
     thread.state = State::unbegun;
     thread.clock = {};
-    thread.copies.clear();
-    thread.products.clear();
-    thread.turns.clear();
-    thread.heard.clear();
+    Later& later = execution.later[thread.index];
+    later.copies.clear();
+    later.products.clear();
+    later.turns.clear();
+    later.heard.clear();
     MslPlace& place = thread.place;
     set(place.threadgroup_position_in_grid, group);
     for (int axis = 0; axis < 3; ++axis)

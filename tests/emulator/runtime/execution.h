@@ -64,8 +64,12 @@ struct alignas(64) Thread {
   uint32_t index = 0;
   Clock clock;
   MslPlace place = {};
-  // Copies to shared memory under way, in the order in which they were asked for. They come when the thread waits, so
-  // whoever does not wait misses them.
+};
+
+// What a thread has under way, and knows of it. By itself, because threads that lie further apart are slower.
+struct Later {
+  // Copies to shared memory, in the order in which they were asked for. They come when the thread waits, so whoever
+  // does not wait misses them.
   std::deque<Copy> copies;
   uint32_t copy_groups = 0;  // that have ended
   // Likewise.
@@ -112,6 +116,7 @@ struct Execution {
   Block blocks[msl_most_blocks];  // of the cluster that runs
   uint32_t cluster = 1;           // how many there are
   Block* block = blocks;          // that runs
+  Later later[msl_most_threads];
   Snapshot snapshots[msl_most_threads / lanes];
   void* buffers[msl_buffers] = {};
   void* scheduler_stack = nullptr;
@@ -147,6 +152,7 @@ struct Execution {
   ~Execution();
 
   uint32_t simdgroups() const { return (thread_count + lanes - 1) / lanes; }  // of a block
+  Later& of_running() { return later[running->index]; }
   std::span<Thread> threads_of(const Block& of) { return {threads + of.first, thread_count}; }
 
   // Puts items in the order of this dispatch.

@@ -34,34 +34,35 @@ using namespace emulator;
 
 extern "C" {
 
-void msl_begin_products() { of_this_fiber().running->has_begun_products = true; }
+void msl_begin_products() { of_this_fiber().of_running().has_begun_products = true; }
 
 void msl_end_products() {
-  Thread& thread = *of_this_fiber().running;
-  thread.has_begun_products = false;
-  ++thread.product_groups;
+  Later& later = of_this_fiber().of_running();
+  later.has_begun_products = false;
+  ++later.product_groups;
 }
 
 // The lanes have just met, each with its sixteen bytes of a. A place is in the lower 48 bits of `columns`, and in the
 // upper ones by how many times sixteen bytes eight columns are apart.
 void msl_multiply_later(int (*sums)[4], uint32_t fragments, bool more, uint64_t columns) {
   Execution& execution = of_this_fiber();
-  Thread& thread = *execution.running;
+  const Thread& thread = *execution.running;
+  Later& later = execution.of_running();
   const Snapshot& met = execution.snapshots[thread.simdgroup];
   const void* site = __builtin_return_address(0);
   if (met.mask != ~0u) execution.problem(__LINE__, site, "a product of a warp with inactive lanes");
-  if (!thread.has_begun_products) execution.problem(__LINE__, site, "a product that begin_products does not precede");
+  if (!later.has_begun_products) execution.problem(__LINE__, site, "a product that begin_products does not precede");
   if (columns % 16) execution.problem(__LINE__, site, "columns that are not aligned to sixteen bytes");
   Product product = {.sums = sums,
                      .columns = reinterpret_cast<const uint8_t*>(columns << 16 >> 16),
                      .apart = static_cast<uint32_t>(columns >> 48 << 4),
                      .fragments = fragments,
-                     .group = thread.product_groups,
+                     .group = later.product_groups,
                      .more = more};
   for (uint32_t t = 0; t < 4; ++t)
     for (uint32_t word = 0; word < 4; ++word)
       std::copy_n(met.value[thread.lane / 4 * 4 + t] + word * 4, 4, product.rows[word % 2] + word / 2 * 16 + t * 4);
-  thread.products.push_back(product);
+  later.products.push_back(product);
   if (!more)
     for (uint32_t f = 0; f < fragments; ++f) std::fill_n(sums[f], 4, garbage);
 }
@@ -69,11 +70,12 @@ void msl_multiply_later(int (*sums)[4], uint32_t fragments, bool more, uint64_t 
 // Until no more than `still` groups of products are under way.
 void msl_await_products(uint32_t still) {
   Execution& execution = of_this_fiber();
-  Thread& thread = *execution.running;
-  while (!thread.products.empty() && thread.products.front().group + still < thread.product_groups) {
-    if (execution.options.check) check(execution, thread.products.front(), thread.lane, __builtin_return_address(0));
-    multiply(thread.products.front(), thread.lane);
-    thread.products.pop_front();
+  Later& later = execution.of_running();
+  const uint32_t lane = execution.running->lane;
+  while (!later.products.empty() && later.products.front().group + still < later.product_groups) {
+    if (execution.options.check) check(execution, later.products.front(), lane, __builtin_return_address(0));
+    multiply(later.products.front(), lane);
+    later.products.pop_front();
   }
 }
 

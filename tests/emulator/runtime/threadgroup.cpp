@@ -82,9 +82,10 @@ static void thread_main() {
     Thread& thread = *execution.running;
     thread.state = State::ready;
     execution.kernel->entry(&thread.place, execution.buffers);
-    if (!thread.copies.empty())
-      execution.problem(__LINE__, nullptr, "%zu copies to shared memory that nobody waited for", thread.copies.size());
-    if (!thread.products.empty()) execution.problem(__LINE__, nullptr, "products that nobody waited for");
+    const Later& later = execution.of_running();
+    if (!later.copies.empty())
+      execution.problem(__LINE__, nullptr, "%zu copies to shared memory that nobody waited for", later.copies.size());
+    if (!later.products.empty()) execution.problem(__LINE__, nullptr, "products that nobody waited for");
     thread.state = State::finished;
     Thread* next = next_of_simdgroup(execution);
     if (next && next->state == State::unbegun) {
@@ -393,19 +394,19 @@ void* msl_dynamic_memory(uint32_t alignment, const char* name) {
 
 void msl_copy_later(void* to, const void* from, uint32_t bytes) {
   Execution& execution = of_this_fiber();
-  Thread& thread = *execution.running;
-  thread.copies.push_back({to, from, thread.copy_groups, bytes, {}});
+  Later& later = execution.of_running();
+  later.copies.push_back({to, from, later.copy_groups, bytes, {}});
   if (!execution.wait) return;
-  memcpy(thread.copies.back().early, from, bytes);
-  thread.copies.back().from = nullptr;
+  memcpy(later.copies.back().early, from, bytes);
+  later.copies.back().from = nullptr;
 }
-void msl_end_of_copies() { ++of_this_fiber().running->copy_groups; }
+void msl_end_of_copies() { ++of_this_fiber().of_running().copy_groups; }
 // The next of the copies that are not of the last `still` groups; false when there is none.
 bool msl_next_copy(uint32_t still, Copy* copy) {
-  Thread& thread = *of_this_fiber().running;
-  if (thread.copies.empty() || thread.copies.front().group + still >= thread.copy_groups) return false;
-  *copy = thread.copies.front();
-  thread.copies.pop_front();
+  Later& later = of_this_fiber().of_running();
+  if (later.copies.empty() || later.copies.front().group + still >= later.copy_groups) return false;
+  *copy = later.copies.front();
+  later.copies.pop_front();
   return true;
 }
 
