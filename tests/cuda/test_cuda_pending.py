@@ -154,8 +154,8 @@ def test_a_draft_that_is_wrong_leaves_nothing_pending(folder: Path) -> None:
 @pytest.mark.parametrize("order", range(3))
 def test_no_order_of_threads_changes_it(folder: Path, order: int) -> None:
     """With the checker for races."""
-    beside = Beside(load(folder))
     with cuda_gpu.emulating(order=order, checked=True):
+        beside = Beside(load(folder))
         beside.step(PERIOD + 1)
         beside.sessions[1].snapshot()
         beside.step(2)

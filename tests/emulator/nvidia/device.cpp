@@ -175,9 +175,10 @@ void mend_context() { broken = false; }
 
 Result run(const Launch& launch, Wait wait, void* previous) {
   const CudaEmulation& how = emulation();
-  const MslOptions options = {how.order, how.checked, how.checked, true};
-  const std::vector<MslBuffer> all = memory().all();
   const Module& module = *launch.function->module;
+  const bool checked = how.checked && module.checked;
+  const MslOptions options = {how.order, checked, checked, true};
+  const std::vector<MslBuffer> all = memory().all();
   if (module.launch(launch.function->kernel, launch.params.data(), all.data(), static_cast<uint32_t>(all.size()),
                     launch.grid, launch.block, launch.shared_bytes, &options, wait, previous) == 0)
     return success;

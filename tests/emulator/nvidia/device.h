@@ -62,6 +62,7 @@ Memory& memory();
 
 struct Module {
   void* library = nullptr;
+  bool checked = false;  // made for the checker
   std::map<std::string, const MslKernel*> kernels;
   decltype(&msl_launch) launch = nullptr;
   decltype(&msl_report) report = nullptr;
