@@ -73,6 +73,7 @@ DEV void make_norm_digits(const NormDigitsParams& params) {
 DEV void make_gated_digits(const GatedDigitsParams& params) {
   begin_kernel();
   const u32 row = blockIdx.y, packs = params.width / pack, index = blockIdx.x * row_threads + threadIdx.x;
+  if (index - lane_of() >= packs) return;  // other lanes behind the last pack read it before their warp writes
   const u64 at = u64(row) * params.width + min(index, packs - 1) * pack;
   float gate[pack], up[pack];
   pack_of_x(params.gate + at, 0, pack, gate);
