@@ -2,7 +2,7 @@
 of several lengths. Made for a GPU, but any backend will do.
 
     python bench/steps.py STORE [--backend cuda] [--context 1000] [--sessions 1,2,8,16,32] [--prompts 512,4096]
-        [--steps 80]
+        [--steps 80] [--kv-dtype f32]
 
 A step ends when the likeliest token of each session is known. Of one session, that token is the next one. Of several,
 random tokens are, because sessions that say the same pick the same experts. Before anything is measured, a long prompt
@@ -37,11 +37,13 @@ def main() -> None:
     parser.add_argument("--sessions", type=numbers, default=[1, 2, 8, 16, 32], help="how many at a time")
     parser.add_argument("--prompts", type=numbers, default=[512, 4096], help="how long they are")
     parser.add_argument("--steps", type=int, default=80, help="as many again are made before and do not count")
+    parser.add_argument("--kv-dtype", choices=("f32", "bf16", "q8"), default="f32", help="type of keys and values")
     parser.add_argument("--warming", type=int, default=WARMING, help="tokens of the prompt before everything")
     arguments = parser.parse_args()
     each = arguments.context + 2 * arguments.steps * len(arguments.sessions)
     room = max(max(arguments.sessions, default=0) * each, arguments.warming, *arguments.prompts, 0) + 1
-    with moeflux.load(arguments.store, memory=None, backend=arguments.backend, context=room) as model:
+    options = {"backend": arguments.backend, "context": room, "kv_dtype": arguments.kv_dtype}
+    with moeflux.load(arguments.store, memory=None, **options) as model:
         rng = np.random.default_rng(7)
         vocab = model.variant.vocab_size
 
@@ -58,7 +60,7 @@ def main() -> None:
             session.prefill(random_tokens(arguments.context))
         for count in arguments.sessions:
             found = seconds_of_steps(model, sessions[:count], 2 * arguments.steps, random_tokens)[arguments.steps :]
-            tell({"sessions": count, "context": arguments.context}, found, count)
+            tell({"sessions": count, "context": arguments.context, "kv_dtype": arguments.kv_dtype}, found, count)
 
 
 def numbers(text: str) -> list[int]:

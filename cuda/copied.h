@@ -15,8 +15,9 @@ constexpr u32 copied_blocks = 1;
 constexpr u32 copied_blocks = 2;
 #endif
 
-// How a tile lies there: sixteen rows of codes as they are stored, then their scales, then their biases. So three
-// copies bring it. They are few on purpose: each takes some 40 ns of the chip's, however short it is.
+// How a tile lies there: sixteen rows of codes as they are stored, then their scales, then their biases. So one bulk
+// copy of each matrix brings its codes. They are few on purpose: each takes some 40 ns of the chip's, however short it
+// is.
 struct TileShape {
   u32 row_bytes;
   u32 scale_bytes;  // of a row
@@ -48,20 +49,21 @@ struct TilePlaces {
   DEV u8* place(u32 i) const { return first + (i & mask) * bytes; }
   DEV u8* end() const { return first + count * bytes; }
 
-  // By one thread, before a barrier of the block. So many threads arrive for each tile.
-  DEV void prepare(u32 arriving = 1) const {
+  // By one thread, before a barrier of the block. For each tile, a warp arrives with its own copies, and one lane of it
+  // with the bytes of the bulk copies.
+  DEV void prepare() const {
 #if defined(MOEFLUX_COPIES)
-    make_arrivals(arrivals, count, arriving);
+    make_arrivals(arrivals, count, lanes + 1);
 #endif
   }
-  // Whether a thread asks for a tile. Otherwise loads bring it, for which all warps are wanted.
+  // Whether one warp asks for a tile. Otherwise loads bring it, for which all warps are wanted.
 #if defined(MOEFLUX_COPIES)
   static constexpr bool one_asks = true;
 #else
   static constexpr bool one_asks = false;
 #endif
-  // Tiles `begin` to `end` - 1, of which rows_of(i) are the rows. All threads. Each tile has a warp that asks for it,
-  // because lanes of one warp would ask one after the other.
+  // Tiles `begin` to `end` - 1, of which rows_of(i) are the rows. All threads. Each tile has a warp that asks for it:
+  // one lane for the codes, in bulk, and all lanes for the scales and biases, by sixteen bytes each.
   template <class RowsOf>
   DEV void bring(u32 begin, u32 end, RowsOf rows_of) const {
     bring(begin, end, rows_of, warp_of(), blockDim.x / lanes);
@@ -70,39 +72,40 @@ struct TilePlaces {
   template <class RowsOf>
   DEV void bring(u32 begin, u32 end, RowsOf rows_of, u32 warp, u32 warps) const {
 #if defined(MOEFLUX_COPIES)
-    if (lane_of() > 0) return;
 #pragma unroll 1
     for (u32 i = begin + warps - 1 - warp; i < end; i += warps) {
       const TileRows from = rows_of(i);
       const TileShape& shape = from.shape;
-      const u32 of_each = from.second.codes ? tile_rows / 2 : tile_rows, here = min(of_each, from.rows - from.first);
+      const bool are_two = from.second.codes != nullptr;
+      const u32 of_each = are_two ? tile_rows / 2 : tile_rows, here = min(of_each, from.rows - from.first);
       const u64 scale = u64(from.first) * shape.scale_bytes, code = u64(from.first) * shape.row_bytes;
       u8 *codes = place(i), *scales = codes + shape.scales();
       u64* arrival = arrivals + (i & mask);
       const u32 code_bytes = here * shape.row_bytes, scale_bytes = here * shape.scale_bytes;
+      if (lane_of() == 0) {
+        copy_in_bulk(codes, from.matrix.codes + code, code_bytes, arrival);
+        if (are_two) copy_in_bulk(codes + of_each * shape.row_bytes, from.second.codes + code, code_bytes, arrival);
+      }
       StoredMatrix matrix = from.matrix;
 #pragma unroll 1
       for (u32 r = 0;; r += of_each) {
-        copy_in_bulk(codes + r * shape.row_bytes, matrix.codes + code, code_bytes, arrival);
         const u8 *own_scales = matrix.scales + scale, *own_biases = matrix.biases + scale;
         u8 *to = scales + r * shape.scale_bytes, *to_biases = to + tile_rows * shape.scale_bytes;
-        u32 at = scale_bytes / 16 * 16;
-        if (at > 0) {
-          copy_in_bulk(to, own_scales, at, arrival);
-          copy_in_bulk(to_biases, own_biases, at, arrival);
-        }
-        for (; at < scale_bytes; at += 4) {  // a few words of the last rows, that are no sixteen bytes
-          *reinterpret_cast<u32*>(to + at) = *reinterpret_cast<const u32*>(own_scales + at);
-          *reinterpret_cast<u32*>(to_biases + at) = *reinterpret_cast<const u32*>(own_biases + at);
-        }
+#pragma unroll 1
+        for (u32 at = lane_of() * 16; at + 16 <= scale_bytes; at += lanes * 16)
+          copy_16(to + at, own_scales + at), copy_16(to_biases + at, own_biases + at);
+#pragma unroll 1
+        for (u32 at = scale_bytes / 16 * 16 + lane_of() * 4; at < scale_bytes; at += lanes * 4)  // of the last rows
+          copy_4(to + at, own_scales + at), copy_4(to_biases + at, own_biases + at);
         // Rows behind the last are what a tile before has left there.
         may_be_anything(codes + r * shape.row_bytes + code_bytes, (of_each - here) * shape.row_bytes);
         may_be_anything(to + scale_bytes, (of_each - here) * shape.scale_bytes);
         may_be_anything(to_biases + scale_bytes, (of_each - here) * shape.scale_bytes);
-        if (r > 0 || !from.second.codes) break;
+        if (r > 0 || !are_two) break;
         matrix = from.second;
       }
-      expect_bytes(arrival, (from.second.codes ? 2 : 1) * (code_bytes + 2 * (scale_bytes / 16 * 16)));
+      arrive_with_copies(arrival);
+      if (lane_of() == 0) expect_bytes(arrival, (are_two ? 2 : 1) * code_bytes);
     }
 #else
     for (u32 i = begin; i < end; i++) {

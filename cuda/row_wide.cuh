@@ -70,7 +70,7 @@ DEV void wide_outputs(const WidePlan& plan, u32 number, RowShared& shared, RowsO
   const u32 of_tile = made_once(plan.tile_parts * tile_rows);  // sums
   float* sums = reinterpret_cast<float*>(tiles.end());
   float* so_far = sums + 2 * plan.together * of_tile;
-  if (threadIdx.x == 0) tiles.prepare(lanes + 1);
+  if (threadIdx.x == 0) tiles.prepare();
   __syncthreads();
   const auto bring = [&](u32 begin, u32 end) {
     const u32 first = TilePlaces::one_asks ? warps - 1 - warp : 0, step = TilePlaces::one_asks ? warps : 1;
