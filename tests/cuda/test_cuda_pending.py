@@ -153,8 +153,8 @@ def test_a_draft_that_is_wrong_leaves_nothing_pending(folder: Path) -> None:
 @pytest.mark.usefixtures("emulated_gpu")
 @pytest.mark.parametrize("order", range(3))
 def test_no_order_of_threads_changes_it(folder: Path, order: int) -> None:
-    """With the checker for races."""
-    with cuda_gpu.emulating(order=order, checked=True):
+    """The last with the checker for races in the kernels of the delta-net. Others have it where each op is tested."""
+    with cuda_gpu.emulating(order=order, checked=order == 2, check_only=b"delta_"):
         beside = Beside(load(folder))
         beside.step(PERIOD + 1)
         beside.sessions[1].snapshot()

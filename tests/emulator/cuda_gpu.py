@@ -45,6 +45,7 @@ class _Emulation(ctypes.Structure):
         ("minor", ctypes.c_int32),
         ("multiprocessors", ctypes.c_int32),
         ("checked", ctypes.c_bool),
+        ("check_only", ctypes.c_char * 40),
     ]
 
 
@@ -64,7 +65,8 @@ class Emulation:
     major: int = 9
     minor: int = 0
     multiprocessors: int = 4
-    checked: bool = False  # every load and store
+    checked: bool = False  # every load and store of what is loaded meanwhile
+    check_only: bytes = b""  # kernels whose names begin so
 
 
 _Build = ctypes.CFUNCTYPE(

@@ -17,7 +17,8 @@ struct CudaEmulation {
   int32_t devices;
   int32_t major, minor;  // compute capability
   int32_t multiprocessors;
-  bool checked;  // every load and store of kernels
+  bool checked;         // every load and store of kernels
+  char check_only[40];  // of those whose names begin so; empty: of all
 };
 // Counts calls and kernels from 0 again. A broken context is whole again, as in a new process.
 void cuda_emulate(const CudaEmulation* how);

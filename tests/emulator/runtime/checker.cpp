@@ -157,8 +157,10 @@ static void add_read(Accesses& reads, const Accesses& read, uint32_t cluster) {
   const bool several_groups = reads.any && (reads.several_groups || reads.group != read.group);
   const bool several_clusters = reads.any && (reads.several_clusters || reads.group / cluster != read.group / cluster);
   const uint8_t cluster_arrivals = std::max(reads.cluster_arrivals, read.cluster_arrivals);
-  // Reads before a barrier of the same group are before whatever follows.
-  if (!reads.any || reads.group != read.group || reads.barriers != read.barriers) {
+  // Reads before a barrier of the same group, or of the one simdgroup that has read, are before whatever follows.
+  const bool is_behind = !reads.several_simdgroups && same_simdgroup(reads.thread, read.thread) &&
+                         reads.simdgroup_barriers < read.simdgroup_barriers;
+  if (!reads.any || reads.group != read.group || reads.barriers != read.barriers || is_behind) {
     reads = read;
   } else {
     reads.atomic = reads.atomic && read.atomic;
