@@ -28,7 +28,7 @@ def bits_of_both(run: Callable[[Ops], Any]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "n"), [(19, 384, 1), (19, 4608, 1), (19, 384, 35)], ids=["a row", "a wide row", "many rows"]
+    ("rows", "columns", "n"), [(19, 384, 1), (19, 4608, 1), (70, 384, 87)], ids=["a row", "a wide row", "many rows"]
 )
 def test_products(rows: int, columns: int, n: int) -> None:
     """With rows behind the last of a tile, and fragments that are not there."""
