@@ -179,7 +179,7 @@ Result run(const Launch& launch, Wait wait, void* previous) {
   const Module& module = *launch.function->module;
   const bool checked =
       how.checked && module.checked && std::string_view(launch.function->kernel->name).starts_with(how.check_only);
-  const MslOptions options = {how.order, checked, checked, true};
+  const MslOptions options = {how.order, checked, how.checked, true};
   const std::vector<MslBuffer> all = memory().all();
   if (module.launch(launch.function->kernel, launch.params.data(), all.data(), static_cast<uint32_t>(all.size()),
                     launch.grid, launch.block, launch.shared_bytes, &options, wait, previous) == 0)
