@@ -81,6 +81,8 @@ ENGINE = tests/engine tests/serve tests/serving tests/text
 OTHERS = $(filter-out $(GPUS) $(ENGINE),$(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py))))) \
          $(addprefix bench/ops/test_ops.py::,test_every_op_is_measured test_numpy_computes_the_same)
 
+# The threads of NumPy's products would mostly wait for each other: three processes share the cores.
+test: export OPENBLAS_NUM_THREADS = 1
 test: $(READY)
 	@$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),bash tools/test.sh $(BIN)/python "$(GPUS)" "$(ENGINE)" "$(OTHERS)")
 	@$(if $(ARGS),,$(BIN)/python tests/page/run.py --where-possible build/page)

@@ -244,11 +244,11 @@ def attention(
     seen [n, t]: the rows that an index selected, from `selected_rows`.
     """
     n, t, shared_by = len(q), len(k), q.shape[1] // k.shape[1]
-    k, v = np.repeat(k, shared_by, axis=1), np.repeat(v, shared_by, axis=1)
-    scores = causal(np.einsum("nhd,thd->hnt", q, k) * scale, window, seen)
+    k, v = (np.repeat(rows, shared_by, axis=1).swapaxes(0, 1) for rows in (k, v))
+    scores = causal(q.swapaxes(0, 1) @ k.swapaxes(1, 2) * scale, window, seen)
     if sinks is not None:
         scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (len(sinks), n, 1))], axis=-1)
-    return np.asarray(np.einsum("hnt,thd->nhd", softmax(scores)[..., :t], v))
+    return np.asarray((softmax(scores)[..., :t] @ v).swapaxes(0, 1))
 
 
 def mla_attention(
