@@ -213,7 +213,7 @@ def test_collected_by_another_thread(folder: Folder) -> None:
     stop = threading.Event()
 
     def collect() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.001):  # without a pause, nobody else would have the interpreter for long
             gc.collect()
 
     collector = threading.Thread(target=collect)
