@@ -3,6 +3,7 @@ state that a prompt of the same tokens leaves."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,19 +40,26 @@ def load(folder: Path, speculate: str = "off") -> moeflux.Model:
     return load_faulty(folder, backend="cuda", look_ahead="off", chunk=32, expert_slots=0, speculate=speculate)
 
 
+def ids_of(place: int) -> list[int]:
+    return tokens(CONTEXT, seed=20 + place, vocab=VOCAB)
+
+
+@functools.cache  # it takes longer than what is held to it
+def logits_of(folder: Path, place: int) -> np.ndarray:
+    """What a prompt of these tokens gives."""
+    with load(folder).session(max_context=CONTEXT) as session:
+        return np.array(session.prefill(ids_of(place), logits="all"))
+
+
 class Beside:
     """Sessions side by side, and what prompts of the same tokens give."""
 
-    def __init__(self, model: moeflux.Model) -> None:
-        self.model = model
-        self.ids = [tokens(CONTEXT, seed=20 + place, vocab=VOCAB) for place in range(len(BEGUN))]
-        self.expected = [self._prompt(ids) for ids in self.ids]
+    def __init__(self, folder: Path, speculate: str = "off") -> None:
+        self.model = load(folder, speculate)
+        self.ids = [ids_of(place) for place in range(len(BEGUN))]
+        self.expected = [logits_of(folder, place) for place in range(len(BEGUN))]
         self.sessions: list[moeflux.Session] = []
         self.begin()
-
-    def _prompt(self, ids: list[int]) -> np.ndarray:
-        with self.model.session(max_context=CONTEXT) as session:
-            return np.array(session.prefill(ids, logits="all"))
 
     def begin(self) -> None:
         for session in self.sessions:
@@ -133,7 +141,7 @@ def save_and_restore(beside: Beside) -> None:
 def test_whoever_comes_next_finds_the_state(folder: Path, change: Callable[[Beside], None]) -> None:
     """After each number of steps side by side, so that some heads have each number of tokens pending, and then these go
     on."""
-    beside = Beside(load(folder))
+    beside = Beside(folder)
     for before in range(1, PERIOD + 1):
         beside.begin()
         beside.step(before)
@@ -143,8 +151,7 @@ def test_whoever_comes_next_finds_the_state(folder: Path, change: Callable[[Besi
 
 def test_a_draft_that_is_wrong_leaves_nothing_pending(folder: Path) -> None:
     """The states between drafts are copies of what there is, with what is pending."""
-    model = load(folder, speculate="lookup")
-    beside = Beside(model)
+    beside = Beside(folder, speculate="lookup")
     for _ in range(2):
         beside.step(3)
         beside.check_alone(beside.sessions[1], 1, 4)
@@ -155,7 +162,7 @@ def test_a_draft_that_is_wrong_leaves_nothing_pending(folder: Path) -> None:
 def test_no_order_of_threads_changes_it(folder: Path, order: int) -> None:
     """The last with the checker for races in the kernels of the delta-net. Others have it where each op is tested."""
     with cuda_gpu.emulating(order=order, checked=order == 2, check_only=b"delta_"):
-        beside = Beside(load(folder))
+        beside = Beside(folder)
         beside.step(PERIOD + 1)
         beside.sessions[1].snapshot()
         beside.step(2)
