@@ -83,9 +83,14 @@ def run(
 # ---- The peak ---------------------------------------------------------------------------------------------------
 
 
+# Each family at the floor, where least is left over, and with all slots, where a slot that is planned too small counts
+# most. A third differs from the floor by the number of slots alone, so some have it.
+SHARES = [(name, budget) for name in CHECKPOINTS for budget in ("floor", "all")]
+SHARES += [(name, "third") for name in list(CHECKPOINTS)[::4]] + [(A3B, budget) for budget in BUDGETS]
+
+
 @linux
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("name", [*CHECKPOINTS, A3B])
+@pytest.mark.parametrize(("name", "budget"), SHARES)
 def test_the_peak_is_within_the_plan(folder: Folder, name: str, budget: str) -> None:
     found = run(folder(name), budget, context=200, reads="direct" if budget != "all" else "auto")
     result = found.result
@@ -151,8 +156,9 @@ def group() -> Iterator[MemoryGroup]:
 
 @pytest.mark.parametrize("budget", ["floor", "third"])
 def test_it_survives_in_a_control_group(folder: Folder, group: MemoryGroup, budget: str) -> None:
-    """The limit is the plan and 64 MB: reads, page tables and the page cache of the weights must fit into that."""
-    run(folder(A3B), budget, 500, group, context=600)
+    """The limit is the plan and 64 MB: reads, page tables and the page cache of the weights must fit into that. At the
+    floor, each token reads a good part of 64 MB."""
+    run(folder(A3B), budget, 120, group, context=220)
     assert group.killed() == 0
 
 
