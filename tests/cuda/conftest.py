@@ -9,11 +9,15 @@ import pytest
 from emulator import cuda_gpu
 
 
-@pytest.fixture
-def emulated_gpu(on_cuda: str | None) -> Iterator[None]:
-    """Everything of the driver's that a test made is gone when it ends."""
+@pytest.fixture(scope="session")
+def only_emulated(on_cuda: str | None) -> None:
     if on_cuda == "real":
         pytest.skip("it runs on the emulated GPU, whatever GPU there is")
+
+
+@pytest.fixture
+def emulated_gpu(only_emulated: None, on_cuda: str | None) -> Iterator[None]:
+    """Everything of the driver's that a test made is gone when it ends."""
     cuda_gpu.install()
     yield
     assert cuda_gpu.live_objects() == 0

@@ -34,7 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def two_cards(on_cuda: str | None) -> Iterator[None]:
+def two_cards(only_emulated: None, on_cuda: str | None) -> Iterator[None]:
     cuda_gpu.install()
     with cuda_gpu.emulating(devices=2):
         yield

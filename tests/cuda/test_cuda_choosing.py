@@ -22,7 +22,7 @@ pytestmark = needs_device
 
 
 @pytest.fixture(autouse=True)
-def device(on_cuda: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def device(only_emulated: None, on_cuda: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache of its own, and a file of one kernel in place of each of ours."""
     for file in _core.cuda_kernel_files():
         (tmp_path / f"{file}.cuh").write_text(

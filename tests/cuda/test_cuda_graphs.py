@@ -112,7 +112,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def driver(kernels: Path) -> Iterator[Driver]:
+def driver(only_emulated: None, kernels: Path) -> Iterator[Driver]:
     cuda_gpu.install()
     driver = Driver(kernels)
     yield driver

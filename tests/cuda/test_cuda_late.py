@@ -18,7 +18,7 @@ from support.metal import needs_device
 SAMPLE = Path(__file__).resolve().parents[1] / "emulator" / "samples" / "late.cuh"
 THREADS = {"copied": 64, "all_copied": 64, "multiplied": 128, "exchanged": 64}
 
-pytestmark = needs_device
+pytestmark = [needs_device, pytest.mark.usefixtures("only_emulated")]
 
 
 class Params(ctypes.Structure):
