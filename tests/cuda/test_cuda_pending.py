@@ -160,7 +160,7 @@ def test_a_draft_that_is_wrong_leaves_nothing_pending(folder: Path) -> None:
 @pytest.mark.usefixtures("emulated_gpu")
 @pytest.mark.parametrize("order", range(3))
 def test_no_order_of_threads_changes_it(folder: Path, order: int) -> None:
-    """The last with the checker for races in the kernels of the delta-net. Others have it where each op is tested."""
+    """The last order is under the checker for races, in the kernels of the delta-net."""
     with cuda_gpu.emulating(order=order, checked=order == 2, check_only=b"delta_"):
         beside = Beside(folder)
         beside.step(PERIOD + 1)
