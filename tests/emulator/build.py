@@ -81,9 +81,9 @@ def _assembled(shim: str, body: str, table: str) -> str:
 
 @functools.cache
 def _shared_hash() -> str:
-    """Of the shim, the runtime, this file, and the machine that code is made for."""
+    """Of what every kernel includes, of what translates them, and of the machine that code is made for."""
     whole = hashlib.sha256("\0".join((*_machine(), host_compiler().run("--version"))).encode())
-    for file in sorted([*HERE.glob("shim/*.h"), *RUNTIME.iterdir(), *HERE.glob("translate*.py"), HERE / "build.py"]):
+    for file in sorted([*HERE.glob("shim/*.h"), RUNTIME / "abi.h", *HERE.glob("translate*.py"), HERE / "build.py"]):
         whole.update(file.read_bytes())
     return whole.hexdigest()
 
@@ -122,8 +122,9 @@ def _let_go() -> None:
 def _runtime_objects() -> tuple[Path, ...]:
     """Compiled by the compiler of the project, which has a C++ library."""
     objects = []
+    headers = "".join(file.read_text() for file in sorted(RUNTIME.glob("*.h")))
     for file in sorted(RUNTIME.glob("*.cpp")):
-        path, there = _kept(file.stem, file.read_text(), " ".join(RUNTIME_FLAGS), ".o")
+        path, there = _kept(file.stem, file.read_text() + headers, " ".join(RUNTIME_FLAGS), ".o")
         if not there:
             into_place(path, lambda to, file=file: host_compiler().run(*RUNTIME_FLAGS, "-c", file, "-o", to))
         objects.append(path)
@@ -148,15 +149,17 @@ def library(path: Path, checked: bool, by: Compiler | None = None, architecture:
     built = source(path, by, architecture)
     flags = [*DIALECT, *CODE, *(CHECKED if checked else FAST)]
     kind = "checked" if checked else "fast"
-    result, there = _kept(f"{path.stem}-{kind}", built.text, " ".join((by.version, *flags)), ".so")
-    if there:
-        return result
-    with tempfile.TemporaryDirectory(dir=KEPT) as folder:
-        text, code = Path(folder) / "kernel.cpp", Path(folder) / "kernel.o"
-        text.write_text(built.text)
-        by.run(*flags, f"-I{ROOT}", "-c", text, "-o", code)
-        # The runtime goes into every library, its names hidden: nothing of it meets a sanitizer's own.
-        link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", code, *_runtime_objects(), "-lm", "-ldl", "-o"]
+    code, there = _kept(f"{path.stem}-{kind}", built.text, " ".join((by.version, *flags)), ".o")
+    if not there:
+        with tempfile.TemporaryDirectory(dir=KEPT) as folder:
+            text = Path(folder) / "kernel.cpp"
+            text.write_text(built.text)
+            into_place(code, lambda to: by.run(*flags, f"-I{ROOT}", "-c", text, "-o", to))
+    # The runtime goes into every library, its names hidden: nothing of it meets a sanitizer's own.
+    objects = [code, *_runtime_objects()]
+    result, there = _kept(f"{path.stem}-{kind}", "\0".join(file.name for file in objects), "", ".so")
+    if not there:
+        link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", *objects, "-lm", "-ldl", "-o"]
         into_place(result, lambda to: host_compiler().run(*link, to))
     return result
 

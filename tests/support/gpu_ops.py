@@ -42,9 +42,9 @@ class GpuOps:
             yield from (run(), run())
             return
         emulator = EMULATORS[self.backend]
-        emulator.install()
         for checked, order in runs():
             with emulator.emulating(order=order, checked=checked):
+                emulator.install()  # anew, because kernels that are checked are other kernels
                 yield run()
 
 

@@ -27,23 +27,31 @@ STEPS = 3
 def main() -> None:
     store = Path(sys.argv[1])
     started = time.perf_counter()
+
+    def tell(what: str) -> None:
+        print(f"{time.perf_counter() - started:6.1f} s: {what}", flush=True)
+
     gpu = Ops("cuda")
     count = 0
     for _, run in cases(np.random.default_rng(1), "cuda"):
         run(gpu)
         count += 1
-    print(f"{count} ops, {time.perf_counter() - started:.1f} s", flush=True)
+    tell(f"{count} ops")
     with moeflux.load(store, backend="cuda", memory=None, context=256) as model:
+        tell("the model is loaded")
         sessions = [model.session() for _ in range(SESSIONS)]
         for place, session in enumerate(sessions):
             session.prefill([(7 * i + place) % 512 for i in range(PROMPT if place == 0 else 2)])
+        tell("prompts")
         for _ in range(STEPS):
             sessions[0].step(3)
+            tell("a step")
             model.evaluate([(session, [5]) for session in sessions])
+            tell("a step of all sessions")
         sessions[1].prefill([3] * PROMPT)
         sessions[2].snapshot()
         model.evaluate([(session, [5]) for session in sessions])
-        print(f"a model: {time.perf_counter() - started:.1f} s", flush=True)
+        tell("a prompt behind other tokens, a snapshot, and a step of all sessions")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -154,6 +155,7 @@ std::vector<MslBuffer> Memory::all() {
   std::vector<MslBuffer> buffers;
   for (const auto* each : {&there_, &here_, &given_})
     for (const auto& [begin, bytes] : *each) buffers.push_back({reinterpret_cast<void*>(begin), bytes});
+  std::ranges::sort(buffers, {}, &MslBuffer::data);
   return buffers;
 }
 
@@ -180,7 +182,7 @@ Result run(const Launch& launch, Wait wait, void* previous) {
   const bool checked =
       how.checked && module.checked && std::string_view(launch.function->kernel->name).starts_with(how.check_only);
   const MslOptions options = {how.order, checked, how.checked, true};
-  const std::vector<MslBuffer> all = memory().all();
+  const std::vector<MslBuffer> all = checked ? memory().all() : std::vector<MslBuffer>();
   if (module.launch(launch.function->kernel, launch.params.data(), all.data(), static_cast<uint32_t>(all.size()),
                     launch.grid, launch.block, launch.shared_bytes, &options, wait, previous) == 0)
     return success;

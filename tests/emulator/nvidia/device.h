@@ -39,7 +39,7 @@ class Memory {
   size_t count();
   // Whether these bytes lie within one allocation.
   bool holds(uint64_t address, size_t bytes);
-  std::vector<MslBuffer> all();
+  std::vector<MslBuffer> all();  // in the order of their addresses
 
   void open();   // for a stream that begins to work
   void close();  // for one that has nothing left to do

@@ -40,9 +40,10 @@ void Checker::begin_dispatch(Execution& execution) {
   library_end_ = library.end;
 }
 
+static bool begins_behind(uintptr_t address, const Region& region) { return address < region.begin; }
+
 void Checker::add_buffer(Region region) {
-  if (!region.read_only) region.cells.resize((region.end - region.begin) / region.granule + 1);
-  buffers_.push_back(std::move(region));
+  buffers_.insert(std::upper_bound(buffers_.begin(), buffers_.end(), region.begin, begins_behind), std::move(region));
 }
 
 void Checker::begin_group() {
@@ -51,24 +52,24 @@ void Checker::begin_group() {
   ++era_;
 }
 
-void Checker::add_threadgroup_variable(char* place, uint32_t bytes, uint32_t alignment, const char* name) {
+void Checker::add_threadgroup_variable(char* place, uint32_t bytes, const char* name) {
   if (variable_count_ == variables_.size()) variables_.emplace_back();
   Region& region = variables_[variable_count_++];
   region.begin = reinterpret_cast<uintptr_t>(place);
   region.end = region.begin + bytes;
   region.space = threadgroup_space;
-  region.granule = std::min(4u, alignment);
   region.name = name;
-  region.cells.resize(bytes / region.granule + 1);
   region.written.assign(bytes, 0);
 }
 
 Region* Checker::region_of(uintptr_t address) {
-  const auto has = [&](const Region& region) { return address >= region.begin && address < region.end; };
   for (size_t i = 0; i < variable_count_; ++i)
-    if (has(variables_[i])) return &variables_[i];
-  const auto found = std::find_if(buffers_.begin(), buffers_.end(), has);
-  return found == buffers_.end() ? nullptr : &*found;
+    if (address >= variables_[i].begin && address < variables_[i].end) return &variables_[i];
+  // Few buffers overlap, so it is mostly the first.
+  auto behind = std::upper_bound(buffers_.begin(), buffers_.end(), address, begins_behind);
+  while (behind != buffers_.begin())
+    if (address < (--behind)->end) return &*behind;
+  return nullptr;
 }
 
 // ---- Bounds ---------------------------------------------------------------------------------------------------------
@@ -175,34 +176,45 @@ static void add_read(Accesses& reads, const Accesses& read, uint32_t cluster) {
   reads.cluster_arrivals = cluster_arrivals;
 }
 
-Cell& Checker::cell_of(Region& region, uintptr_t address) {
-  Cell& cell = region.cells[(address - region.begin) / region.granule];
-  if (region.space == threadgroup_space && cell.era != era_) {
-    cell = {};
-    cell.era = era_;
-  }
-  return cell;
+void Cells::Page::make_as_fine_as(size_t wanted) {
+  if (!cells.empty() && granule <= wanted) return;
+  const size_t before = granule;
+  granule = std::min(granule, wanted);
+  std::vector<Cell> finer(page_bytes / granule);
+  if (!cells.empty())
+    for (size_t i = 0; i < finer.size(); ++i) finer[i] = cells[i * granule / before];
+  cells = std::move(finer);
 }
 
-void Checker::check_cell(Execution& execution, Region& region, uintptr_t address, const Access& access) {
-  Cell& cell = cell_of(region, address);
+template <typename Each>
+void Checker::each_cell(Region& region, uintptr_t address, uint32_t bytes, const Each& each) {
+  region.cells.of(address - region.begin, bytes, [&](Cell& cell, size_t offset) {
+    if (region.space == threadgroup_space && cell.era != era_) {
+      cell = {};
+      cell.era = era_;
+    }
+    each(cell, offset);
+  });
+}
+
+void Checker::check_cell(Execution& execution, const Region& region, Cell& cell, size_t offset, const Access& access) {
   const auto race = [&](const Accesses& earlier, const char* what) {
     execution.problem(
         __LINE__, access.site,
         "data race on %s, byte %ld: %s by thread %u of threadgroup %u, and a %s by thread %u of threadgroup %u at @%lx",
-        region.name, static_cast<long>(address - region.begin), access.write ? "write" : "read",
+        region.name, static_cast<long>(offset), access.write ? "write" : "read",
         execution.running->place.thread_index_in_threadgroup, execution.block->group, what,
         execution.threads[earlier.thread].place.thread_index_in_threadgroup, earlier.group,
-        static_cast<unsigned long>(offset(earlier.site)));
+        static_cast<unsigned long>(this->offset(earlier.site)));
   };
   if (cell.delivery) {
-    if (!has_come(execution, region, cell, address, access)) return;
+    if (!has_come(execution, region, cell, offset, access)) return;
   } else if (cell.write.any) {
     if (!(access.atomic && cell.write.atomic) && !ordered(execution, region.space, cell.write, false))
       race(cell.write, "write");
     else if (access.is_product && execution.threads[cell.write.thread].clock.shown == cell.write.shown)
       execution.problem(__LINE__, access.site, "a product reads what was written and not shown: %s, byte %ld",
-                        region.name, static_cast<long>(address - region.begin));
+                        region.name, static_cast<long>(offset));
   }
   if (access.write && cell.reads.any && !(access.atomic && cell.reads.atomic) &&
       !ordered(execution, region.space, cell.reads, true))
@@ -228,8 +240,8 @@ void Checker::check_written(Execution& execution, Region& region, const Access& 
 }
 
 void Checker::access(Execution& execution, const Access& access) {
+  if (is_private(execution, access)) return;
   Region* region = region_of(access.address);
-  if (!region && is_private(execution, access)) return;
   if (!region || access.address + access.bytes > region->end) return out_of_bounds(execution, access);
   if (access.write && region->read_only)
     execution.problem(__LINE__, access.site, "%s is read-only and is written", region->name);
@@ -238,10 +250,9 @@ void Checker::access(Execution& execution, const Access& access) {
                       access.write ? "write" : "read", access.bytes, static_cast<long>(access.address - region->begin),
                       region->name);
   if (region->space == threadgroup_space) check_written(execution, *region, access);
-  if (region->cells.empty()) return;
-  const uintptr_t end = access.address + access.bytes, granule = region->granule;
-  for (uintptr_t at = access.address - (access.address - region->begin) % granule; at < end; at += granule)
-    check_cell(execution, *region, std::max(at, access.address), access);
+  if (region->read_only) return;
+  each_cell(*region, access.address, access.bytes,
+            [&](Cell& cell, size_t offset) { check_cell(execution, *region, cell, offset, access); });
 }
 
 // ---- Copies that come by themselves ---------------------------------------------------------------------------------
@@ -249,11 +260,11 @@ void Checker::access(Execution& execution, const Access& access) {
 constexpr uint32_t is_arrival = ~0u;  // in place of a cell's delivery
 
 // Whether the copies of which the cell's last write is are there for the running thread.
-bool Checker::has_come(Execution& execution, const Region& region, const Cell& cell, uintptr_t address,
+bool Checker::has_come(Execution& execution, const Region& region, const Cell& cell, size_t offset,
                        const Access& access) {
   const auto problem = [&](int kind, const char* what) {
     execution.problem(kind, access.site, "%s of %s, byte %ld, %s", access.write ? "write" : "read", region.name,
-                      static_cast<long>(address - region.begin), what);
+                      static_cast<long>(offset), what);
     return false;
   };
   if (cell.delivery == is_arrival) return problem(__LINE__, "which is an arrival");
@@ -271,7 +282,7 @@ void Checker::hold_arrival(Execution& execution, const void* place, const void* 
   Region* region = region_of(address);
   if (!region || region->space != threadgroup_space)
     return execution.problem(__LINE__, site, "an arrival that is not in shared memory");
-  for (uintptr_t at = address; at < address + 8; at += region->granule) cell_of(*region, at).delivery = is_arrival;
+  each_cell(*region, address, 8, [](Cell& cell, size_t) { cell.delivery = is_arrival; });
 }
 
 void Checker::forgive(const void* place, uint32_t bytes) {
@@ -293,7 +304,7 @@ void Checker::begin_copy(Execution& execution, void* to, uint32_t bytes, uint32_
   if (!region || region->space != threadgroup_space)
     return execution.problem(__LINE__, site, "a copy to what is no shared memory");
   std::fill_n(region->written.begin() + static_cast<ptrdiff_t>(address - region->begin), bytes, uint8_t{0});
-  for (uintptr_t at = address; at < address + bytes; at += region->granule) cell_of(*region, at).delivery = delivery;
+  each_cell(*region, address, bytes, [&](Cell& cell, size_t) { cell.delivery = delivery; });
 }
 
 void Checker::end_copy(Execution& execution, void* to, uint32_t bytes, uint32_t delivery) {

@@ -8,6 +8,7 @@
 // A copy that comes by itself is a write of the thread that asks for it. Until it is there nobody may touch the place;
 // then it is before whatever those do who have awaited it, or have passed a threadgroup barrier since somebody had.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -60,20 +61,33 @@ struct Cell {
   Accesses reads;
 };
 
-// The cells of a region. They come when one of their neighbours is first used, because memory may be large.
+// The cells of a region, page by page. A page comes when something of it is first used, because memory may be large.
+// Its cells stand for as many bytes as are used at once there: when fewer are, each becomes several.
 class Cells {
  public:
-  void resize(size_t count) { pages_.resize(count / page + 1); }
-  bool empty() const { return pages_.empty(); }
-  Cell& operator[](size_t i) {
-    std::vector<Cell>& cells = pages_[i / page];
-    if (cells.empty()) cells.resize(page);
-    return cells[i % page];
+  // Calls each(cell, its offset) for those of some bytes.
+  template <typename Each>
+  void of(size_t offset, size_t bytes, const Each& each) {
+    if (const size_t pages = (offset + bytes + page_bytes - 1) / page_bytes; pages > pages_.size())
+      pages_.resize(pages);
+    const size_t together = (offset | bytes) & -(offset | bytes);  // the largest power of 2 that divides both
+    for (const size_t end = offset + bytes; offset < end;) {
+      Page& page = pages_[offset / page_bytes];
+      page.make_as_fine_as(together);
+      const size_t stop = std::min(end, (offset / page_bytes + 1) * page_bytes);
+      for (; offset < stop; offset += page.granule) each(page.cells[offset % page_bytes / page.granule], offset);
+    }
   }
 
  private:
-  static constexpr size_t page = 1024;
-  std::vector<std::vector<Cell>> pages_;
+  static constexpr size_t page_bytes = 1024;
+  struct Page {
+    size_t granule = 16;  // bytes of a cell
+    std::vector<Cell> cells;
+
+    void make_as_fine_as(size_t wanted);
+  };
+  std::vector<Page> pages_;
 };
 
 struct Region {
@@ -81,9 +95,8 @@ struct Region {
   uintptr_t end = 0;
   Space space = device_space;
   bool read_only = false;
-  uint32_t granule = 4;  // bytes that one thread writes at once: no more than an element
   const char* name = "";
-  Cells cells;                   // one for each granule, unless read-only
+  Cells cells;                   // unused if read-only
   std::vector<uint8_t> written;  // of each byte of threadgroup memory
 };
 
@@ -108,9 +121,9 @@ struct Delivery {
 class Checker {
  public:
   void begin_dispatch(Execution& execution);
-  void add_buffer(Region region);
+  void add_buffer(Region region);  // cheap for many when they come in the order of their addresses
   void begin_group();
-  void add_threadgroup_variable(char* place, uint32_t bytes, uint32_t alignment, const char* name);
+  void add_threadgroup_variable(char* place, uint32_t bytes, const char* name);
   void access(Execution& execution, const Access& access);
   // Nobody may read or write it as he does other memory.
   void hold_arrival(Execution& execution, const void* place, const void* site);
@@ -127,11 +140,12 @@ class Checker {
   bool is_private(Execution& execution, const Access& access);
   void out_of_bounds(Execution& execution, const Access& access);
   void check_written(Execution& execution, Region& region, const Access& access);
-  bool has_come(Execution& execution, const Region& region, const Cell& cell, uintptr_t address, const Access& access);
-  void check_cell(Execution& execution, Region& region, uintptr_t address, const Access& access);
-  Cell& cell_of(Region& region, uintptr_t address);
+  bool has_come(Execution& execution, const Region& region, const Cell& cell, size_t offset, const Access& access);
+  void check_cell(Execution& execution, const Region& region, Cell& cell, size_t offset, const Access& access);
+  template <typename Each>
+  void each_cell(Region& region, uintptr_t address, uint32_t bytes, const Each& each);
 
-  std::vector<Region> buffers_;
+  std::vector<Region> buffers_;    // by their beginning
   std::vector<Region> variables_;  // of the group; kept from one to the next for their memory
   size_t variable_count_ = 0;
   std::vector<Delivery> deliveries_;  // of the group

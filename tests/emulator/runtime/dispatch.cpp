@@ -38,7 +38,6 @@ static void bind(Execution& execution, const MslBuffer* buffers) {
     region.begin = address;
     region.end = address + buffer.bytes;
     region.read_only = parameter.read_only;
-    region.granule = std::min(4u, parameter.alignment);
     region.name = parameter.name;
     execution.checker.add_buffer(std::move(region));
   }
@@ -113,13 +112,11 @@ static void run(Execution& execution, const uint32_t (&groups)[3], const uint32_
   }
 }
 
-// Memory that a kernel of CUDA's dialect finds by address. Nobody knows what is in it, so threads may write single
-// bytes.
+// Memory that a kernel of CUDA's dialect finds by address.
 static void add_memory(Execution& execution, const MslBuffer& memory) {
   Region region;
   region.begin = reinterpret_cast<uintptr_t>(memory.data);
   region.end = region.begin + memory.bytes;
-  region.granule = 1;
   region.name = "memory";
   execution.checker.add_buffer(std::move(region));
 }

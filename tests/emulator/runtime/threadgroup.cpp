@@ -366,7 +366,7 @@ void msl_simdgroup_barrier(uint32_t flags) {
 void msl_undefined(const char* what) { of_this_fiber().problem(__LINE__, __builtin_return_address(0), "%s", what); }
 
 // The same place for every thread of the group. Filled with NaN, so that what was not written shows.
-void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, const char* name) {
+void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, const char* name) {
   Execution& execution = of_this_fiber();
   Block& block = *execution.block;
   for (const ThreadgroupVariable& variable : block.variables)
@@ -383,13 +383,13 @@ void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, 
   }
   memset(place, 0xFF, bytes);
   block.variables.push_back({id, place});
-  if (execution.options.check) execution.checker.add_threadgroup_variable(place, bytes, alignment, name);
+  if (execution.options.check) execution.checker.add_threadgroup_variable(place, bytes, name);
   return place;
 }
 
 // What the launch asked for, in one variable.
-void* msl_dynamic_memory(uint32_t alignment, const char* name) {
-  return msl_threadgroup_variable(~0u, of_this_fiber().dynamic_bytes, alignment, name);
+void* msl_dynamic_memory(const char* name) {
+  return msl_threadgroup_variable(~0u, of_this_fiber().dynamic_bytes, name);
 }
 
 void msl_copy_later(void* to, const void* from, uint32_t bytes) {

@@ -26,8 +26,8 @@ extern "C" {
 __attribute__((convergent, noinline)) msl_exchanged msl_exchange(const void* value, uint32_t size);
 __attribute__((convergent, noinline)) void msl_barrier(uint32_t flags);
 __attribute__((convergent, noinline)) void msl_simdgroup_barrier(uint32_t flags);
-void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, const char* name);
-void* msl_dynamic_memory(uint32_t alignment, const char* name);
+void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, const char* name);
+void* msl_dynamic_memory(const char* name);
 void msl_copy_later(void* to, const void* from, uint32_t bytes);
 void msl_end_of_copies();
 bool msl_next_copy(uint32_t still, msl_copy* copy);
@@ -76,13 +76,12 @@ struct msl_index {
 // MSL_DYNAMIC_MEMORY(name, T).
 template <typename T>
 MSL_INLINE T& msl_threadgroup_place(uint32_t id, const char* name) {
-  return *(T*)msl_threadgroup_variable(id, sizeof(T), alignof(T), name);
+  return *(T*)msl_threadgroup_variable(id, sizeof(T), name);
 }
 #define MSL_THREADGROUP_VARIABLE(id, name, extents, ...) \
   typedef __VA_ARGS__ msl_type_of_##name extents;        \
   msl_type_of_##name& name = msl_threadgroup_place<msl_type_of_##name>(id, #name)
-#define MSL_DYNAMIC_MEMORY(name, ...) \
-  __VA_ARGS__* const name = (__VA_ARGS__*)msl_dynamic_memory(alignof(__VA_ARGS__), #name)
+#define MSL_DYNAMIC_MEMORY(name, ...) __VA_ARGS__* const name = (__VA_ARGS__*)msl_dynamic_memory(#name)
 
 // ---- Vectors --------------------------------------------------------------------------------------------------------
 

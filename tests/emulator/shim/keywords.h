@@ -32,7 +32,7 @@
 #else
 template <typename T>
 MSL_INLINE threadgroup T& msl_threadgroup_place(uint32_t id, const char* name) {
-  return *(threadgroup T*)msl_threadgroup_variable(id, sizeof(T), alignof(T), name);
+  return *(threadgroup T*)msl_threadgroup_variable(id, sizeof(T), name);
 }
 #define MSL_THREADGROUP_VARIABLE(id, name, extents, ...) \
   typedef __VA_ARGS__ msl_type_of_##name extents;        \

@@ -17,7 +17,7 @@ extern "C" {
 __attribute__((convergent, noinline)) msl_exchanged msl_exchange(const void* value, uint32_t size);
 __attribute__((convergent, noinline)) void msl_barrier(uint32_t flags);
 __attribute__((convergent, noinline)) void msl_simdgroup_barrier(uint32_t flags);
-void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, uint32_t alignment, const char* name);
+void* msl_threadgroup_variable(uint32_t id, uint32_t bytes, const char* name);
 void msl_undefined(const char* what);
 }
 
