@@ -21,7 +21,6 @@ static_assert(sizeof(RowBuffer<float, 256>) == attention_buffer_bytes(256, sizeo
 // What a block shares besides its buffers.
 template <u32 dim, u32 queries>
 struct RowOfQueries {
-  float4 fours[queries / 4][dim];  // number i of four queries together
   float weights[attention_chunk][queries];
   float scores[queries][attention_chunk + 1];
   float before[queries], after[queries];  // what sums so far are multiplied by, and the chunk's
@@ -56,7 +55,8 @@ DEV void attention_row(const AttentionParams& params) {
   typedef RowBuffer<T, dim> Buffer;
   constexpr u32 buffers = is_span ? attention_span_buffers : attention_row_buffers;
   constexpr u32 part_rows = is_span ? attention_span : attention_chunk, keys = attention_chunk / warps;
-  constexpr u32 each = queries * dim / (warps * lanes);  // queries of a thread, of which it has a number
+  constexpr u32 together = 16 / queries;  // keys: as many sums as registers have room for beside the queries
+  constexpr u32 each = queries * dim / (warps * lanes) / 2;  // queries of a thread, of which it has two numbers
   extern __shared__ float4 space[];
   __shared__ RowOfQueries<dim, queries> shared;
   Buffer* room = reinterpret_cast<Buffer*>(space);
@@ -78,16 +78,21 @@ DEV void attention_row(const AttentionParams& params) {
   };
   const auto first_of = [&](u32 stage) { return from + stage / 2 * attention_chunk; };
   const auto buffer_of = [&](u32 stage) -> Buffer& { return room[stage % buffers]; };
-  // Rows of a chunk but the first `skipped`, as far as they are below `below`.
+  // Rows of a chunk but the first `skipped`, as far as they are below `below`. Every thread copies the same sixteen
+  // bytes of some of them.
+  constexpr u32 row_bytes = dim * sizeof(T), pieces = row_bytes / 16, rows_at_once = warps * lanes / pieces;
+  const u32 own_row = threadIdx.x / pieces, piece = threadIdx.x % pieces * 16;
+  const u64 apart = u64(params.kv_heads) * row_bytes * rows_at_once;
   const auto bring_rows = [&](u32 stage, u32 skipped, u32 below) {
     const u32 at = first_of(stage);
     Buffer& to = buffer_of(stage);
     if (at + skipped < below) {
-      const u32 count = min(attention_chunk, below - at), row = at % cached_block;
-#pragma unroll 2
-      for (u32 key = skipped + warp; key < count; key += warps)
-        for (u32 i = lane * 16; i < dim * sizeof(T); i += lanes * 16)
-          copy_16(reinterpret_cast<u8*>(to.rows[key]) + i, bytes_of(stage, row + key) + i);
+      const u32 row = at % cached_block;
+      const u8* source = bytes_of(stage, row + own_row) + piece;
+      u8* own = reinterpret_cast<u8*>(to.rows[own_row]) + piece;
+#pragma unroll
+      for (u32 key = 0; key < attention_chunk; key += rows_at_once, source += apart)
+        if (key + own_row >= skipped && at + key + own_row < below) copy_16(own + key * row_bytes, source);
       if (sizeof(T) == 1 && below == part_end && threadIdx.x < attention_chunk / 8)
         copy_16(to.scales + threadIdx.x * 8,
                 reinterpret_cast<const u16*>(rows + (stage % 2 ? params.v_begin : params.k_begin) +
@@ -104,49 +109,41 @@ DEV void attention_row(const AttentionParams& params) {
   wait_for_previous();
   if (!rows) return;
   if (has_newest) bring_rows(0, newest - from, part_end), bring_rows(1, newest - from, part_end);
-#pragma unroll 1
-  for (u32 r = warp; r < queries; r += warps) {
+  float query[queries][dim / lanes];  // every warp has all of them, a lane every 32nd number
+#pragma unroll
+  for (u32 r = 0; r < queries; r++) {
     const float* q = params.q + u64(session) * params.q_row_stride + head_of(r) * params.q_head_stride;
-    float numbers[dim / lanes];
 #pragma unroll
-    for (u32 c = 0; c < dim / lanes; c++) numbers[c] = q[lane + c * lanes];
-#pragma unroll
-    for (u32 c = 0; c < dim / lanes; c++)
-      reinterpret_cast<float*>(&shared.fours[r / 4][lane + c * lanes])[r % 4] = numbers[c];
+    for (u32 c = 0; c < dim / lanes; c++) query[r][c] = q[lane + c * lanes];
   }
-  float highest = lowest, total = 0.0f, values[each] = {};
-  const u32 number = threadIdx.x % dim, own_query = threadIdx.x / dim * each;
+  float highest = lowest, total = 0.0f;
+  float2 values[each] = {};
+  const u32 number = threadIdx.x % (dim / 2) * 2, own_query = threadIdx.x / (dim / 2) * each;
 #pragma unroll 1
   for (u32 stage = 0, at = from; at < part_end; stage += 2, at += attention_chunk) {
     const u32 count = min(attention_chunk, part_end - at);
-    const Buffer& k = buffer_of(stage);
+    const Buffer& buffer = buffer_of(stage);
     wait_for_copies<1>();
     __syncthreads();  // keys are there, and nobody reads the values before
     if (is_span) bring(stage + 2);
-    {
-      float sums[keys * queries] = {}, scales[keys];
-      u32 own[keys];
 #pragma unroll
-      for (u32 j = 0; j < keys; j++) own[j] = min(warp * keys + j, count - 1), scales[j] = k.scale(own[j]);
-#pragma unroll 2
-      for (u32 i = lane; i < dim; i += lanes) {
-        float query[queries];
+    for (u32 j = 0; j < keys; j += together) {
+      float sums[together * queries] = {}, scales[together];
+      u32 own[together];
 #pragma unroll
-        for (u32 r = 0; r < queries; r += 4) {
-          const float4 four = shared.fours[r / 4][i];
-          query[r] = four.x, query[r + 1] = four.y, query[r + 2] = four.z, query[r + 3] = four.w;
+      for (u32 k = 0; k < together; k++) own[k] = min(warp * keys + j + k, count - 1), scales[k] = buffer.scale(own[k]);
+#pragma unroll
+      for (u32 c = 0; c < dim / lanes; c++)
+#pragma unroll
+        for (u32 k = 0; k < together; k++) {
+          const float key = buffer.number(own[k], lane + c * lanes) * scales[k];
+#pragma unroll
+          for (u32 r = 0; r < queries; r++) sums[k * queries + r] = fmaf(query[r][c], key, sums[k * queries + r]);
         }
-#pragma unroll
-        for (u32 j = 0; j < keys; j++) {
-          const float key = k.number(own[j], i) * scales[j];
-#pragma unroll
-          for (u32 r = 0; r < queries; r++) sums[j * queries + r] = fmaf(query[r], key, sums[j * queries + r]);
-        }
-      }
       const float score = some_sums_of_lanes(sums) * params.scale;
-      constexpr u32 same = lanes / (keys * queries);  // lanes with one score
+      constexpr u32 same = lanes / (together * queries);  // lanes with one score
       const u32 place = lane / same;
-      if (lane % same == 0) shared.scores[place % queries][warp * keys + place / queries] = score;
+      if (lane % same == 0) shared.scores[place % queries][warp * keys + j + place / queries] = score;
     }
     __syncthreads();
     if (is_span) bring(stage + 3);
@@ -166,28 +163,38 @@ DEV void attention_row(const AttentionParams& params) {
     wait_for_copies<is_span ? 2 : 0>();
     __syncthreads();
     const Buffer& v = buffer_of(stage + 1);
-    float sums[each] = {};
-#pragma unroll 4
-    for (u32 j = max(at, begin) - at; j < count; j++) {
-      const float value = v.number(j, number) * v.scale(j);
+    float2 sums[each] = {};
+    u32 j = max(at, begin) - at;
+    const T* own_values = &v.rows[j][number];
+    const float* own_weights = &shared.weights[j][own_query];
+#pragma unroll 8
+    for (; j < count; j++, own_values += dim, own_weights += queries) {
+      const float scale = v.scale(j);
+      const float2 two = two_numbers_of(own_values), value = {two.x * scale, two.y * scale};
       float weights[each];
       if constexpr (each % 4 == 0) {
 #pragma unroll
         for (u32 r = 0; r < each; r += 4) {
-          const float4 four = *reinterpret_cast<const float4*>(&shared.weights[j][own_query + r]);
+          const float4 four = *reinterpret_cast<const float4*>(own_weights + r);
           weights[r] = four.x, weights[r + 1] = four.y, weights[r + 2] = four.z, weights[r + 3] = four.w;
         }
       } else {
 #pragma unroll
-        for (u32 r = 0; r < each; r++) weights[r] = shared.weights[j][own_query + r];
+        for (u32 r = 0; r < each; r++) weights[r] = own_weights[r];
       }
 #pragma unroll
-      for (u32 r = 0; r < each; r++) sums[r] = fmaf(weights[r], value, sums[r]);
+      for (u32 r = 0; r < each; r++)
+        sums[r] = {fmaf(weights[r], value.x, sums[r].x), fmaf(weights[r], value.y, sums[r].y)};
     }
 #pragma unroll
-    for (u32 r = 0; r < each; r++)
-      values[r] =
-          is_span ? joined(values[r], sums[r], shared.before[own_query + r], shared.after[own_query + r]) : sums[r];
+    for (u32 r = 0; r < each; r++) {
+      if (!is_span) {
+        values[r] = sums[r];
+        continue;
+      }
+      const float before = shared.before[own_query + r], after = shared.after[own_query + r];
+      values[r] = {joined(values[r].x, sums[r].x, before, after), joined(values[r].y, sums[r].y, before, after)};
+    }
   }
   const u32 all_queries = gridDim.y / params.kv_heads * params.heads;
   const auto part_of = [&](u32 r) {
@@ -197,7 +204,7 @@ DEV void attention_row(const AttentionParams& params) {
   if (warp < here && lane == 0) *part_of(warp).highest = highest, *part_of(warp).total = total;
 #pragma unroll
   for (u32 r = 0; r < each; r++)
-    if (own_query + r < here) part_of(own_query + r).values[number] = values[r];
+    if (own_query + r < here) *reinterpret_cast<float2*>(part_of(own_query + r).values + number) = values[r];
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------

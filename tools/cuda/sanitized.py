@@ -1,16 +1,20 @@
 """A little of everything on the NVIDIA GPU of this machine, for compute-sanitizer, which makes kernels hundreds of
-times slower: each op in each format, and a small model's prefill, steps, steps of three sessions and a snapshot. The
+times slower: each op in each format, and with a small model prompts, steps of one session, and steps of three. The
 first run compiles the kernels, which no sanitizer should watch.
 
     moeflux synth STORE --variant a3b --layers 4 --experts 16 --vocab 512
     python tools/cuda/sanitized.py STORE
-    compute-sanitizer --tool racecheck python tools/cuda/sanitized.py STORE
+    compute-sanitizer --tool memcheck python tools/cuda/sanitized.py STORE
+
+Parts may be named: ops, prompts, steps, sessions. racecheck needs more of the host's memory with each launch, some
+100 GB for the last three together, so it takes them one by one.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,35 +27,63 @@ PROMPT = 40
 SESSIONS = 3
 STEPS = 3
 
+started = time.perf_counter()
 
-def main() -> None:
-    store = Path(sys.argv[1])
-    started = time.perf_counter()
 
-    def tell(what: str) -> None:
-        print(f"{time.perf_counter() - started:6.1f} s: {what}", flush=True)
+def tell(what: str) -> None:
+    print(f"{time.perf_counter() - started:6.1f} s: {what}", flush=True)
 
+
+def ops() -> None:
     gpu = Ops("cuda")
     count = 0
     for _, run in cases(np.random.default_rng(1), "cuda"):
         run(gpu)
         count += 1
     tell(f"{count} ops")
+
+
+def prompts(model: moeflux.Model) -> None:
+    """Of many tokens, at the beginning and behind others; and what a snapshot reads."""
+    session = model.session()
+    for _ in range(2):
+        session.prefill([7 * i % 512 for i in range(PROMPT)])
+        tell(f"a prompt of {PROMPT} tokens")
+    session.snapshot()
+    tell("a snapshot")
+
+
+def steps(model: moeflux.Model) -> None:
+    """The second is a graph, and the third may have been recorded ahead."""
+    session = model.session()
+    for _ in range(STEPS):
+        session.step(3)
+        tell("a step")
+
+
+def sessions(model: moeflux.Model) -> None:
+    all_sessions = [model.session() for _ in range(SESSIONS)]
+    for _ in range(STEPS):
+        model.evaluate([(session, [5]) for session in all_sessions])
+        tell(f"a step of {SESSIONS} sessions")
+
+
+OF_A_MODEL: dict[str, Callable[[moeflux.Model], None]] = {"prompts": prompts, "steps": steps, "sessions": sessions}
+
+
+def main() -> None:
+    store, wanted = Path(sys.argv[1]), sys.argv[2:] or ["ops", *OF_A_MODEL]
+    if unknown := set(wanted) - {"ops", *OF_A_MODEL}:
+        sys.exit(f"expected ops, {', '.join(OF_A_MODEL)}, found {', '.join(sorted(unknown))}")
+    if "ops" in wanted:
+        ops()
+    parts = [OF_A_MODEL[name] for name in wanted if name != "ops"]
+    if not parts:
+        return
     with moeflux.load(store, backend="cuda", memory=None, context=256) as model:
         tell("the model is loaded")
-        sessions = [model.session() for _ in range(SESSIONS)]
-        for place, session in enumerate(sessions):
-            session.prefill([(7 * i + place) % 512 for i in range(PROMPT if place == 0 else 2)])
-        tell("prompts")
-        for _ in range(STEPS):
-            sessions[0].step(3)
-            tell("a step")
-            model.evaluate([(session, [5]) for session in sessions])
-            tell("a step of all sessions")
-        sessions[1].prefill([3] * PROMPT)
-        sessions[2].snapshot()
-        model.evaluate([(session, [5]) for session in sessions])
-        tell("a prompt behind other tokens, a snapshot, and a step of all sessions")
+        for part in parts:
+            part(model)
 
 
 if __name__ == "__main__":
