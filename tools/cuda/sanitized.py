@@ -6,8 +6,8 @@ first run compiles the kernels, which no sanitizer should watch.
     python tools/cuda/sanitized.py STORE
     compute-sanitizer --tool memcheck python tools/cuda/sanitized.py STORE
 
-Parts may be named: ops, prompts, steps, sessions. racecheck needs more of the host's memory with each launch, some
-100 GB for the last three together, so it takes them one by one.
+Parts may be named behind STORE: ops, prompts, steps, sessions. racecheck takes more of the host's memory with each
+launch, so give it one part at a time.
 """
 
 from __future__ import annotations
