@@ -89,9 +89,16 @@ def give_up(path: Path, before: list[int], *, reads_all: bool = False, **options
 @pytest.mark.parametrize(("slots", "device"), ((4, {}), (4, {"deferred": True}), (4, {"apart": True}), (0, {})))
 @pytest.mark.parametrize("name", (RECURRENT, "qwen3_moe", "deepseek_v3"))
 def test_a_prefill_is_given_up(
-    folder: Folder, name: str, slots: int, device: dict[str, bool], before: list[int], on_metal: bool
+    folder: Folder,
+    name: str,
+    slots: int,
+    device: dict[str, bool],
+    before: list[int],
+    on_metal: bool,
+    on_cuda: str | None,
 ) -> None:
-    give_up(folder(name), before, reads_all=on_metal and slots == 0, expert_slots=slots, **device)
+    reads_all = slots == 0 and (on_metal or on_cuda is not None)
+    give_up(folder(name), before, reads_all=reads_all, expert_slots=slots, **device)
 
 
 @pytest.mark.parametrize("name", (RECURRENT, "qwen3_moe"))

@@ -3,7 +3,6 @@ that is given up. Each session is where it was, or the error names it; and every
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import threading
 import time
@@ -107,18 +106,20 @@ def sweep(
     orders: tuple[tuple[int, ...], ...] = ORDERS,
 ) -> list[str]:
     """The outcomes, with `options(number)` for every `step`-th number until nothing fails any more."""
-    outcomes = []
-    for number in itertools.count(1, step):
+    outcomes: list[str] = []
+    for number in range(1, 10_000, step):
         company = None
         with suppress(error):  # before they are together
             company = Company(load_faulty(folder, **options(number)), expected)
         if company is None:
             continue
         outcome = company.survive(orders[number // step % len(orders)], error)
-        if outcome is None:
+        if outcome is not None:
+            outcomes.append(outcome)
+        elif outcomes:
             return outcomes
-        outcomes.append(outcome)
-    raise AssertionError
+        # Otherwise it was an op of a step that a GPU records ahead, which nobody misses. Their own ops come later.
+    raise AssertionError(f"nothing fails, or it never ends: {outcomes}")
 
 
 @pytest.mark.parametrize(

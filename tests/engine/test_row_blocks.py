@@ -348,7 +348,7 @@ def test_a_checkpoint_that_forks_begin_at_is_used(folder: Folder) -> None:
 
 
 def test_forks_that_cannot_be(folder: Folder) -> None:
-    model = load_faulty(folder("qwen3_5_moe"), fail_at_op=400)
+    model = load_faulty(folder("qwen3_5_moe"), expert_slots=6, fail_at_op=400)
     session = model.session(max_context=64)
     with pytest.raises(DeviceError):
         while True:
