@@ -7,6 +7,9 @@ shift
 # Importing rebuilds what has changed. It is done here once, before all processes would do it.
 "$python" -c 'import moeflux._core' || exit 1
 mkdir -p build
+# Bytecode is kept, whatever the environment says: hundreds of processes import the package.
+export PYTHONPYCACHEPREFIX=$PWD/build/pycache
+unset PYTHONDONTWRITEBYTECODE
 
 others=()
 trap '[ ${#others[@]} -eq 0 ] || kill "${others[@]}" 2>/dev/null' EXIT

@@ -255,7 +255,7 @@ def test_angles_stay_as_they_are_until_the_device_has_them(store: Stores) -> Non
     sessions = [model.session(max_context=32) for _ in histories]
     for session, history in zip(sessions, histories, strict=True):
         session.prefill(history)
-    for turn in range(3):
+    for turn in range(2):
         with cuda_gpu.emulating(delay=2000):
             found = [logits.numpy() for logits in model.evaluate([(session, [turn]) for session in sessions])]
         for history, row in zip(histories, found, strict=True):
@@ -269,13 +269,14 @@ def test_rows_come_to_other_blocks(store: Stores, name: str) -> None:
     model = load(store(name))
     session = model.session(max_context=1024)
     text = tokens(345, vocab=VOCAB)
+    expected = rows_behind(model, [], text)
     for begin, end in ((250, 262), (320, 345)):
         session.prefill(text[session.position : begin]).argmax()
         before = ahead(model)
         found = [step(session, token) for token in text[begin:end]]
         recorded, came = ahead(model) - before
         assert recorded - 2 <= came < end - begin - 1 + (begin > 256)
-        assert np.array_equal(found, rows_behind(model, text[:begin], text[begin:end]))
+        assert np.array_equal(found, expected[begin:end])
 
 
 def test_the_plan_is_what_is_held(store: Stores) -> None:
@@ -304,7 +305,7 @@ def test_a_call_that_fails_leaves_nothing_wrong(store: Stores, call: str) -> Non
     ids = tokens(6, seed=3, vocab=VOCAB)
     expected = rows_behind(model, START, ids)
     session = model.session(max_context=64)
-    for number in range(12):
+    for number in (0, 1, 2, 3, 5, 8):
         session.clear()
         session.prefill(START).argmax()
         found: list[np.ndarray] = []
@@ -324,7 +325,7 @@ def test_an_op_that_fails_leaves_nothing_wrong(store: Stores) -> None:
     ids = tokens(6, seed=3, vocab=VOCAB)
     expected = rows_behind(load(store("hybrid")), START, ids)
     failures = 0
-    numbers = range(0, 360, 13)
+    numbers = range(0, 360, 19)
     for number in numbers:
         model = load_faulty(store("hybrid"), backend="cuda", look_ahead="off", chunk=32, fail_at_op=number)
         session = model.session(max_context=64)

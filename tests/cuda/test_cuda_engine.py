@@ -68,19 +68,29 @@ def load(folder: Path, **options: Any) -> moeflux.Model:
     return load_faulty(folder, **{"backend": "cuda", "look_ahead": "off"} | options)
 
 
+def read_all(model: moeflux.Model) -> None:
+    """Until every expert is in its slot: between calls those are read that nobody asked for."""
+    with model.session(max_context=64) as session:
+        while any(filled < count for _, count, filled in model._engine.slots):
+            session.prefill(tokens(2, vocab=VOCAB))
+            session.clear()
+
+
 def everything(folder: Path, **options: Any) -> np.ndarray:
     return evaluate(load(folder, **options).session(max_context=32))
 
 
 def test_the_engine_is_that_of_the_cpu_in_every_flow(store: Stores) -> None:
-    """Close to the CPU's numbers, and the same bits in every flow, however late the device is."""
+    """Close to the CPU's numbers, and the same bits in every flow, however late the device is. Those of other shapes
+    of rows in the flows where experts come and go."""
     for name in VARIANTS:
         expected = evaluate(load(store(name), backend="cpu", precision="exact").session(max_context=32))
         first = everything(store(name))
         assert np.abs(first - expected).max() < 1e-4 * np.abs(expected).max()
-        for order, flow in enumerate(FLOWS.values()):
+        flows = ("streamed", "host slots") if name in ("wide", "long") else FLOWS
+        for order, flow in enumerate(flows):
             with cuda_gpu.emulating(delay=500 * order, order=order):
-                assert np.array_equal(everything(store(name), **flow), first)
+                assert np.array_equal(everything(store(name), **FLOWS[flow]), first)
 
 
 @pytest.mark.parametrize("name", LAUNCHES_OF_STEP)
@@ -117,7 +127,7 @@ def test_a_step_of_a_resident_model_gives_the_bits_of_a_prefill(store: Stores) -
     """Where all experts are in slots, the choice goes with their gate and up, and their down with the sum."""
     model = load(store("long heads"))
     session = model.session(max_context=64)
-    for seed in range(1, 5):  # so that every expert is read
+    for seed in range(1, 5):  # so that every expert is read, and the device knows where it is
         session.prefill(tokens(60, seed=seed, vocab=VOCAB))
         session.clear()
     ids = tokens(9, vocab=VOCAB)
@@ -147,10 +157,7 @@ def test_sessions_side_by_side_have_the_bits_of_each_alone(
     rows, too. Tests of single ops do not run these launches, so one step of each kind of model is checked."""
     with cuda_gpu.emulating(multiprocessors=multiprocessors, checked=checked):
         model = load(store(name), chunk=32)
-    session = model.session(max_context=64)
-    for seed in range(1, 5):  # so that every expert is read
-        session.prefill(tokens(60, seed=seed, vocab=VOCAB))
-        session.clear()
+    read_all(model)
     sessions = [model.session(max_context=320) for _ in lengths]
     ids = [tokens(4, seed=50 + place, vocab=VOCAB) for place in range(len(lengths))]
     expected = []
@@ -269,8 +276,8 @@ def test_loading_survives_every_call_that_fails(store: Stores) -> None:
     with cuda_gpu.emulating():
         expected = everything(store("latent"))
         count = cuda_gpu.calls()
-    failures = [loading_fails(store("latent"), expected, number) for number in range(0, count, max(1, count // 60))]
-    assert sum(failures) > 20
+    failures = [loading_fails(store("latent"), expected, number) for number in range(0, count, max(1, count // 40))]
+    assert sum(failures) > 13
 
 
 def test_a_wait_that_fails_is_told_to_everyone_who_waits(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_rows_that_do_not_fit_in_shared_memory(columns: int) -> None:
     rng = np.random.default_rng(columns)
     matrix = random_matrix(rng, QuantFormat.affine(4, 64), 3, columns)
     x = numbers(rng, 3, columns)
-    assert same_bits(cuda.matmul(x[:1], matrix), cuda.matmul(x, matrix)[:1])
+    assert same_bits(cuda.matmul(x[:1], matrix), cuda.once.matmul(x, matrix)[:1])
 
 
 # More than a block's warps have together; the last slab is as long as the others, or shorter.
@@ -128,7 +128,7 @@ def test_rows_in_slabs(bits: int, columns: int) -> None:
     for rows in (150, 9):
         matrix = random_matrix(rng, QuantFormat.affine(bits, 64), rows, columns)
         x = numbers(rng, 2, columns)
-        assert same_bits(cuda.matmul(x[:1], matrix), cuda.matmul(x, matrix)[:1])
+        assert same_bits(cuda.matmul(x[:1], matrix), cuda.once.matmul(x, matrix)[:1])
 
 
 @pytest.mark.parametrize(("bits", "columns"), WIDE)
@@ -141,7 +141,7 @@ def test_experts_of_a_row_in_slabs(bits: int, columns: int) -> None:
     assert found.any(axis=1).all()
     assert np.array_equal(cuda.chosen_expert_ffn(x[:1], experts, ids[:1]), found[:2])
     one_by_one = [(int(expert), [pair]) for pair, expert in enumerate(ids.reshape(-1))]
-    assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 2), found)
+    assert np.array_equal(cuda.once.expert_ffn(x, experts, one_by_one, 2), found)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_experts_of_many_rows(format: QuantFormat, rows: int) -> None:
     jobs = [(1, list(range(1, rows - 5))), (0, [0, *range(rows - 5, rows)])]
     found = cuda.expert_ffn(x, experts, jobs, 1)
     one_by_one = [(e, [pair]) for e, pairs in jobs for pair in pairs]
-    assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 1), found)
+    assert np.array_equal(cuda.once.expert_ffn(x, experts, one_by_one, 1), found)
     assert found.any(axis=1).all()
 
 
@@ -199,7 +199,7 @@ def test_experts_of_a_few_rows(format: QuantFormat, hidden: int) -> None:
     jobs = [(1, [3, 0, 9, 12, 7]), (0, [1, 2, 4, 5, 6, 8, 10]), (2, [11])]
     found = cuda.expert_ffn(x, experts, jobs, 1)
     one_by_one = [(e, [pair]) for e, pairs in jobs for pair in pairs]
-    assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 1), found)
+    assert np.array_equal(cuda.once.expert_ffn(x, experts, one_by_one, 1), found)
     assert found.any(axis=1).all()
 
 
@@ -214,7 +214,7 @@ def test_experts_of_a_pair_or_two(bits: int, hidden: int) -> None:
     ids = np.array([[9, 3, 0], [13, 9, 4]], np.int32)
     found = cuda.chosen_expert_ffn(x, experts, ids)
     one_by_one = [(int(expert), [pair]) for pair, expert in enumerate(ids.reshape(-1))]
-    assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 3), found)
+    assert np.array_equal(cuda.once.expert_ffn(x, experts, one_by_one, 3), found)
     assert found.any(axis=1).all()
 
 
@@ -227,7 +227,7 @@ def test_experts_of_more_rows_than_a_block_has_room_for() -> None:
     x = numbers(rng, len(ids), 128) / 8
     found = cuda.chosen_expert_ffn(x, many, ids)
     one_by_one = [(int(expert), [pair]) for pair, expert in enumerate(ids.reshape(-1))]
-    assert np.array_equal(cuda.expert_ffn(x, many, one_by_one, 2), found)
+    assert np.array_equal(cuda.once.expert_ffn(x, many, one_by_one, 2), found)
     assert found.any(axis=1).all()
 
 
@@ -240,7 +240,7 @@ def test_experts_that_up_to_five_rows_chose() -> None:
     x = numbers(rng, len(ids), 128) / 8
     found = cuda.chosen_expert_ffn(x, many, ids)
     one_by_one = [(int(expert), [pair]) for pair, expert in enumerate(ids.reshape(-1))]
-    assert np.array_equal(cuda.expert_ffn(x, many, one_by_one, 2), found)
+    assert np.array_equal(cuda.once.expert_ffn(x, many, one_by_one, 2), found)
     assert found.any(axis=1).all()
 
 
@@ -254,5 +254,5 @@ def test_experts_that_routers_of_several_rows_chose(format: QuantFormat, rows: i
     x = numbers(rng, rows, 256) / 8
     found = cuda.chosen_expert_ffn(x, experts, ids)
     one_by_one = [(int(expert), [pair]) for pair, expert in enumerate(ids.reshape(-1))]
-    assert np.array_equal(cuda.expert_ffn(x, experts, one_by_one, 3), found)
+    assert np.array_equal(cuda.once.expert_ffn(x, experts, one_by_one, 3), found)
     assert found.any(axis=1).all()

@@ -71,6 +71,16 @@ def source(path: Path, by: Compiler, architecture: str = USUAL) -> Source:
     return Source(path, _assembled("keywords.h", translation.body, wrappers(translation)), translation)
 
 
+def _source_text(path: Path, by: Compiler, architecture: str) -> str:
+    """Of source(). Kept by the hash of all that may be in it, for to make it takes half a second."""
+    headers = [*(file for folder in (CUDA, METAL, GPU) for file in folder.glob("*.h")), *HERE.glob("include/*")]
+    content = "\0".join(file.read_text() for file in (path, *sorted(headers)))
+    kept, there = _kept(f"{path.stem}-source", content, f"{by.version} {path.suffix} {architecture}", ".cpp")
+    if not there:
+        into_place(kept, lambda to: to.write_text(source(path, by, architecture).text))
+    return kept.read_text()
+
+
 def _assembled(shim: str, body: str, table: str) -> str:
     """The same text in every clone: its paths are relative to the clone's folder. What a GPU unrolls is a loop here,
     whose steps have the same bits, and which takes a sixth of the time to compile."""
@@ -146,15 +156,15 @@ def into_place(path: Path, make) -> None:
 def library(path: Path, checked: bool, by: Compiler | None = None, architecture: str = USUAL) -> Path:
     """The shared library of one file of kernels, those of CUDA for a chip."""
     by = by or compiler()
-    built = source(path, by, architecture)
+    text = _source_text(path, by, architecture)
     flags = [*DIALECT, *CODE, *(CHECKED if checked else FAST)]
     kind = "checked" if checked else "fast"
-    code, there = _kept(f"{path.stem}-{kind}", built.text, " ".join((by.version, *flags)), ".o")
+    code, there = _kept(f"{path.stem}-{kind}", text, " ".join((by.version, *flags)), ".o")
     if not there:
         with tempfile.TemporaryDirectory(dir=KEPT) as folder:
-            text = Path(folder) / "kernel.cpp"
-            text.write_text(built.text)
-            into_place(code, lambda to: by.run(*flags, f"-I{ROOT}", "-c", text, "-o", to))
+            file = Path(folder) / "kernel.cpp"
+            file.write_text(text)
+            into_place(code, lambda to: by.run(*flags, f"-I{ROOT}", "-c", file, "-o", to))
     # The runtime goes into every library, its names hidden: nothing of it meets a sanitizer's own.
     objects = [code, *_runtime_objects()]
     result, there = _kept(f"{path.stem}-{kind}", "\0".join(file.name for file in objects), "", ".so")

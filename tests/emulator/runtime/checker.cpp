@@ -4,6 +4,7 @@
 #include <link.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 
 #include "execution.h"
@@ -62,7 +63,7 @@ void Checker::add_threadgroup_variable(char* place, uint32_t bytes, const char* 
   region.written.assign(bytes, 0);
 }
 
-Region* Checker::region_of(uintptr_t address) {
+inline Region* Checker::region_of(uintptr_t address) {
   for (size_t i = 0; i < variable_count_; ++i)
     if (address >= variables_[i].begin && address < variables_[i].end) return &variables_[i];
   // Few buffers overlap, so it is mostly the first.
@@ -75,11 +76,11 @@ Region* Checker::region_of(uintptr_t address) {
 // ---- Bounds ---------------------------------------------------------------------------------------------------------
 
 // The thread's own stack, what the runtime tells it, constants of the library.
-bool Checker::is_private(Execution& execution, const Access& access) {
+inline bool Checker::is_private(Execution& execution, const Access& access) {
   const auto within = [&](const void* begin, size_t bytes) {
     return access.address - reinterpret_cast<uintptr_t>(begin) < bytes;
   };
-  if (within(execution.stacks, stack_bytes * msl_most_threads)) {
+  if (within(execution.stacks, all_stacks)) {
     if (!within(execution.running->stack, stack_bytes))
       execution.problem(__LINE__, access.site, "another thread's private memory is used");
     return true;
@@ -112,6 +113,11 @@ void Checker::out_of_bounds(Execution& execution, const Access& access) {
 
 // ---- Order ----------------------------------------------------------------------------------------------------------
 
+// A division for every access would take longer than all the rest.
+static uint32_t cluster_of(const Execution& execution, uint32_t group) {
+  return execution.cluster == 1 ? group : group / execution.cluster;
+}
+
 static bool same_simdgroup(uint32_t a, uint32_t b) { return a / lanes == b / lanes; }
 
 // Whether the running thread has awaited something at which that of `earlier` arrived later than that.
@@ -127,7 +133,7 @@ static bool ordered(const Execution& execution, Space space, const Accesses& ear
   const Thread& thread = *execution.running;
   const uint32_t group = execution.block->group;
   if (thread.clock.cluster_awaits > earlier.cluster_arrivals && !earlier.several_clusters &&
-      earlier.group / execution.cluster == group / execution.cluster)
+      cluster_of(execution, earlier.group) == cluster_of(execution, group))
     return true;
   if (earlier.several_groups || earlier.group != group) return false;
   if (earlier.barriers != execution.block->barriers[space]) return true;
@@ -137,7 +143,7 @@ static bool ordered(const Execution& execution, Space space, const Accesses& ear
   return reads_before_write && thread.clock.rendezvous > earlier.rendezvous;
 }
 
-static Accesses first_access(const Execution& execution, Space space, const Access& access) {
+static Accesses first_access(const Execution& execution, Space space, const Access& access, uint32_t site) {
   const Thread& thread = *execution.running;
   Accesses made;
   made.any = true;
@@ -150,13 +156,14 @@ static Accesses first_access(const Execution& execution, Space space, const Acce
   made.simdgroup_barriers = thread.clock.simdgroup_barriers[space];
   made.rendezvous = thread.clock.rendezvous;
   made.releases = thread.clock.releases;
-  made.site = access.site;
+  made.site = site;
   return made;
 }
 
-static void add_read(Accesses& reads, const Accesses& read, uint32_t cluster) {
+static void add_read(const Execution& execution, Accesses& reads, const Accesses& read) {
   const bool several_groups = reads.any && (reads.several_groups || reads.group != read.group);
-  const bool several_clusters = reads.any && (reads.several_clusters || reads.group / cluster != read.group / cluster);
+  const bool several_clusters =
+      reads.any && (reads.several_clusters || cluster_of(execution, reads.group) != cluster_of(execution, read.group));
   const uint8_t cluster_arrivals = std::max(reads.cluster_arrivals, read.cluster_arrivals);
   // Reads before a barrier of the same group, or of the one simdgroup that has read, are before whatever follows.
   const bool is_behind = !reads.several_simdgroups && same_simdgroup(reads.thread, read.thread) &&
@@ -169,20 +176,36 @@ static void add_read(Accesses& reads, const Accesses& read, uint32_t cluster) {
     reads.several_simdgroups = reads.several_simdgroups || !same_simdgroup(reads.thread, read.thread);
     reads.simdgroup_barriers = std::max(reads.simdgroup_barriers, read.simdgroup_barriers);
     reads.rendezvous = std::max(reads.rendezvous, read.rendezvous);
-    reads.releases = std::max(reads.releases, read.releases);
+    if (read.releases > reads.releases) reads.releases = read.releases;
   }
   reads.several_groups = several_groups;
   reads.several_clusters = several_clusters;
   reads.cluster_arrivals = cluster_arrivals;
 }
 
-void Cells::Page::make_as_fine_as(size_t wanted) {
-  if (!cells.empty() && granule <= wanted) return;
-  const size_t before = granule;
-  granule = std::min(granule, wanted);
-  std::vector<Cell> finer(page_bytes / granule);
+// The same where it is one more since the same barriers, as most are. False where it is not.
+static bool add_one_more(const Execution& execution, Space space, Accesses& reads) {
+  const Thread& thread = *execution.running;
+  const Clock& clock = thread.clock;
+  if (!reads.any || reads.atomic || reads.group != execution.block->group) return false;
+  if (reads.barriers != execution.block->barriers[space]) return false;
+  if (reads.simdgroup_barriers != clock.simdgroup_barriers[space]) return false;
+  if (reads.thread != thread.index) {
+    reads.several_threads = true;
+    if (!same_simdgroup(reads.thread, thread.index)) reads.several_simdgroups = true;
+  }
+  reads.rendezvous = std::max(reads.rendezvous, clock.rendezvous);
+  if (clock.releases > reads.releases) reads.releases = clock.releases;
+  reads.cluster_arrivals = std::max(reads.cluster_arrivals, clock.cluster_arrivals);
+  return true;
+}
+
+void Cells::Page::split(size_t wanted) {
+  const int before = shift;
+  shift = std::min(shift, std::countr_zero(wanted));
+  std::vector<Cell> finer(page_bytes >> shift);
   if (!cells.empty())
-    for (size_t i = 0; i < finer.size(); ++i) finer[i] = cells[i * granule / before];
+    for (size_t i = 0; i < finer.size(); ++i) finer[i] = cells[i << shift >> before];
   cells = std::move(finer);
 }
 
@@ -205,7 +228,7 @@ void Checker::check_cell(Execution& execution, const Region& region, Cell& cell,
         region.name, static_cast<long>(offset), access.write ? "write" : "read",
         execution.running->place.thread_index_in_threadgroup, execution.block->group, what,
         execution.threads[earlier.thread].place.thread_index_in_threadgroup, earlier.group,
-        static_cast<unsigned long>(this->offset(earlier.site)));
+        static_cast<unsigned long>(earlier.site));
   };
   if (cell.delivery) {
     if (!has_come(execution, region, cell, offset, access)) return;
@@ -219,13 +242,14 @@ void Checker::check_cell(Execution& execution, const Region& region, Cell& cell,
   if (access.write && cell.reads.any && !(access.atomic && cell.reads.atomic) &&
       !ordered(execution, region.space, cell.reads, true))
     race(cell.reads, "read");
-  const Accesses made = first_access(execution, region.space, access);
+  if (!access.write && add_one_more(execution, region.space, cell.reads)) return;
+  const Accesses made = first_access(execution, region.space, access, static_cast<uint32_t>(this->offset(access.site)));
   if (access.write) {
     cell.write = made;
     cell.reads = {};
     cell.delivery = 0;
   } else {
-    add_read(cell.reads, made, execution.cluster);
+    add_read(execution, cell.reads, made);
   }
 }
 
@@ -245,7 +269,7 @@ void Checker::access(Execution& execution, const Access& access) {
   if (!region || access.address + access.bytes > region->end) return out_of_bounds(execution, access);
   if (access.write && region->read_only)
     execution.problem(__LINE__, access.site, "%s is read-only and is written", region->name);
-  if (access.aligned && access.address % access.bytes)
+  if (access.aligned && (access.address & (access.bytes - 1)))
     execution.problem(__LINE__, access.site, "misaligned %s of %u bytes at byte %ld of %s",
                       access.write ? "write" : "read", access.bytes, static_cast<long>(access.address - region->begin),
                       region->name);

@@ -45,21 +45,23 @@ struct Accesses {
   bool several_clusters : 1 = false;
   uint8_t cluster_arrivals = 0;
   uint16_t shown = 0;
-  uint32_t thread = 0;
+  uint32_t thread : 12 = 0;
+  uint32_t releases : 20 = 0;
   uint32_t group = 0;
   uint32_t barriers = 0;  // passed by the group
   uint32_t simdgroup_barriers = 0;
   uint32_t rendezvous = 0;
-  uint32_t releases = 0;
-  const void* site = nullptr;
+  uint32_t site = 0;  // Checker::offset of it
 };
 
-struct Cell {
+// As long as a line of the CPU's cache: most of the time goes to the cells, because there are so many.
+struct alignas(64) Cell {
   uint32_t era = 0;       // of the threadgroup, for threadgroup memory
   uint32_t delivery = 0;  // the copies of which the last write is; 0: it is of a thread
   Accesses write;
   Accesses reads;
 };
+static_assert(sizeof(Cell) == 64);
 
 // The cells of a region, page by page. A page comes when something of it is first used, because memory may be large.
 // Its cells stand for as many bytes as are used at once there: when fewer are, each becomes several.
@@ -75,17 +77,21 @@ class Cells {
       Page& page = pages_[offset / page_bytes];
       page.make_as_fine_as(together);
       const size_t stop = std::min(end, (offset / page_bytes + 1) * page_bytes);
-      for (; offset < stop; offset += page.granule) each(page.cells[offset % page_bytes / page.granule], offset);
+      Cell* cell = &page.cells[offset % page_bytes >> page.shift];
+      for (; offset < stop; offset += size_t{1} << page.shift) each(*cell++, offset);
     }
   }
 
  private:
   static constexpr size_t page_bytes = 1024;
   struct Page {
-    size_t granule = 16;  // bytes of a cell
+    int shift = 4;  // of the bytes of a cell, a power of 2
     std::vector<Cell> cells;
 
-    void make_as_fine_as(size_t wanted);
+    void make_as_fine_as(size_t wanted) {
+      if (cells.empty() || wanted >> shift == 0) split(wanted);
+    }
+    void split(size_t wanted);
   };
   std::vector<Page> pages_;
 };

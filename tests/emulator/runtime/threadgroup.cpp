@@ -16,7 +16,6 @@
 
 namespace emulator {
 
-constexpr size_t all_stacks = stack_bytes * msl_most_threads;
 constexpr size_t threadgroup_room = 2 * msl_shared_memory;  // with the gaps between variables
 
 constexpr uint32_t flag_of[] = {1, 2};  // of a barrier, by Space: metal::mem_flags
@@ -24,13 +23,6 @@ constexpr uint32_t flag_of[] = {1, 2};  // of a barrier, by Space: metal::mem_fl
 Execution& current() {
   static thread_local Execution execution;
   return execution;
-}
-
-// Fibers ask at every exchange. The stacks of an execution lie at a multiple of their size, and the first word of them
-// says whose they are.
-Execution& of_this_fiber() {
-  const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
-  return **reinterpret_cast<Execution**>(here / all_stacks * all_stacks);
 }
 
 // ---- Threads --------------------------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@
 
 namespace {
 
-// Nothing to do while no thread of a kernel runs, or in a dispatch that is not checked.
+// Threads of kernels alone call these. There is nothing to do in a dispatch that is not checked.
 void check(const void* place, size_t bytes, bool write, bool atomic, bool aligned, const void* site) {
-  emulator::Execution& execution = emulator::current();
-  if (!execution.running || !execution.options.check) return;
+  emulator::Execution& execution = emulator::of_this_fiber();
+  if (!execution.options.check) return;
   execution.checker.access(
       execution, {reinterpret_cast<uintptr_t>(place), static_cast<uint32_t>(bytes), write, atomic, aligned, site});
 }
