@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ import moeflux
 from moeflux import builtin
 from moeflux.cli import main
 from moeflux.cli.terminal_chat import HELP, TerminalChat
+from moeflux.machine.sandbox import RENDERING
+from moeflux.text.template import RENDERER
 
 MOEFLUX = [sys.executable, "-m", "moeflux"]
 STORY = "Once upon a time, there was a little fox who"
@@ -152,14 +155,28 @@ def test_any_locale_writes_utf8(tmp_path: Path) -> None:
     assert run.stdout.decode("utf-8") == text + "\n"
 
 
-def test_a_template_that_never_ends(tmp_path: Path) -> None:
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Templates have less time than users give them."""
+    RENDERER.end()
+    monkeypatch.setattr(RENDERER, "limits", replace(RENDERING, seconds=0.5))
+    yield
+    RENDERER.end()
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_template_that_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(builtin.path(), tmp_path / "model")
     template = tmp_path / "model" / "chat_template.jinja"
     template.write_text("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
-    refused(called("run", str(tmp_path / "model"), "-p", "x"), "chat_template.jinja: expected to be rendered with")
-    refused(called("chat", str(tmp_path / "model"), given="x\n"), "chat_template.jinja: expected to be rendered with")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x\n"))
+    for words in (["run", str(tmp_path / "model"), "-p", "x"], ["chat", str(tmp_path / "model")]):
+        one_line(main(words), capsys.readouterr().err, "chat_template.jinja: expected to be rendered with")
     template.write_text("{{ raise_exception('I only know silence') }}")
-    refused(called("run", str(tmp_path / "model"), "-p", "x"), "refuses this conversation: I only know silence")
+    words = ["run", str(tmp_path / "model"), "-p", "x"]
+    one_line(main(words), capsys.readouterr().err, "refuses this conversation: I only know silence")
 
 
 def test_a_closed_pipe_is_silent() -> None:

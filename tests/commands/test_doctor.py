@@ -21,7 +21,7 @@ import moeflux
 from moeflux import FormatError, IoError, _core
 from moeflux.cli import main
 from moeflux.machine import remembered as memory_of_doctor
-from moeflux.machine.memory import Available
+from moeflux.machine.memory import Available, available
 from moeflux.machine.remembered import Probe, remember, remembered
 from moeflux.measure import doctor
 from moeflux.measure.doctor import DEFAULT_EXPERT, QUICK, Diagnosis, ReadRate, examine, recommend
@@ -42,6 +42,8 @@ def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEFLUX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(doctor, "QUICK", SMALL)
     monkeypatch.setattr(doctor, "FULL", replace(SMALL, turns=2))
+    # A part of it is read to measure memory.
+    monkeypatch.setattr(doctor, "available", lambda *root: replace(available(*root), bytes=32 << 20))
     (tmp_path / "disk").mkdir()
 
 

@@ -102,10 +102,11 @@ def test_rounded_keys_and_values_are_named(model: moeflux.Model, tokens: list[in
 
 
 def test_chunks_change_nothing(model: moeflux.Model, tokens: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = evaluate(model, tokens, window=120, overlap=50)
+    tokens = tokens[:110]
+    whole = evaluate(model, tokens, window=60, overlap=25)
     monkeypatch.setattr(module, "ROOM", 0)
     monkeypatch.setattr(module, "ROWS", 7)
-    found = evaluate(model, tokens, window=120, overlap=50)
+    found = evaluate(model, tokens, window=60, overlap=25)
     assert found.tokens == whole.tokens
     assert found.loss.value == pytest.approx(whole.loss.value, rel=1e-13)
 
@@ -185,10 +186,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_comparison_has_the_figures_of_each_pair(model: moeflux.Model, tokens: list[int]) -> None:
     fewer, one = (moeflux.load(builtin.path(), threads=2, experts_per_token=count) for count in (2, 1))
-    found = compare([("two", fewer), ("own", model), ("one", one)], tokens, reference=1, window=100, overlap=10)
+    tokens = tokens[:110]
+    found = compare([("two", fewer), ("own", model), ("one", one)], tokens, reference=1, window=50, overlap=10)
     assert [each.model for each in found.models] == ["two", "own", "one"] and found.models[1].divergence is None
     for each, loaded in zip(found.models, (fewer, model, one), strict=True):
-        alone = evaluate(loaded, tokens, reference=model, window=100, overlap=10)
+        alone = evaluate(loaded, tokens, reference=model, window=50, overlap=10)
         assert (found.tokens, found.windows, each.lossy) == (alone.tokens, alone.windows, alone.lossy)
         assert each.perplexity == alone.perplexity and found.reference == alone.reference
         if loaded is not model:

@@ -17,6 +17,7 @@ from moeflux.measure import known
 
 Output = pytest.CaptureFixture[str]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FEW = {name: PRESETS[name] for name in ("Qwen3.6-35B-A3B", "gpt-oss-20b")}
 
 
 @pytest.fixture
@@ -62,11 +63,13 @@ def test_as_text(cache: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -
     assert ends["Qwen3.6-35B-A3B"].endswith("GB  yes")
     assert ends["gpt-oss-120b"].endswith("no: too little memory is free")
     monkeypatch.setattr(known.files, "free_bytes", lambda folder: 10**10)
+    monkeypatch.setattr(known, "PRESETS", FEW)
     assert main(["models"]) == 0
     assert "no: too little of the disk is free" in capsys.readouterr().out
 
 
-def test_without_a_cache(cache: Path, capsys: Output) -> None:
+def test_without_a_cache(cache: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "PRESETS", FEW)
     cache.rmdir()
     assert main(["models", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["downloaded"] == []

@@ -22,7 +22,12 @@ from moeflux import IoError, builtin
 from moeflux.machine.remembered import Probe, remember
 from moeflux.models.hub import find_model
 from support.checkpoint_folder import edit_config
-from support.stand_in_hub import COMMIT, Hub, called, program_of, refused, serving
+from support.stand_in_hub import COMMIT, Hub, called, called_in_turn, program_of, refused, serving
+
+
+def fetch(hub: Hub, home: Path, name: str) -> None:
+    program_of(hub, home, "-c", "import sys; from moeflux.models.hub import find_model; find_model(sys.argv[1])", name)
+
 
 QUESTION = ["-p", "What is the capital of France?", "--temperature", "0"]
 ANSWER = b"The capital of France is Paris.\n"
@@ -90,31 +95,39 @@ def test_a_download_shows_our_bar_and_no_other(hub: Hub, tmp_path: Path) -> None
         assert said[-1] == "done" and run.stderr.read() == ""
 
 
+LOADED = """
+import moeflux, sys
+for names in (*([name] for name in sys.argv[1:]), []):
+    try:
+        with moeflux.load(*names, threads=1) as model:
+            print(model.path)
+    except moeflux.NotFoundError as error:
+        print(error, file=sys.stderr)
+"""
+
+
 def test_load_takes_what_the_command_line_takes(hub: Hub, tmp_path: Path) -> None:
-    program = "import moeflux, sys; print(moeflux.load(*sys.argv[1:], threads=1).path)"
-    for words in (["test/model"], ["test/model@main"]):
-        run = program_of(hub, tmp_path, "-c", program, *words)
-        assert run.returncode == 0, run.stderr.decode()
-        assert Path(run.stdout.decode().strip()).name == COMMIT
-    assert program_of(None, tmp_path, "-c", program).stdout.decode() == f"{builtin.path()}\n"
-    none = program_of(hub, tmp_path, "-c", program, "nowhere")
-    assert "NotFoundError: nowhere: expected a folder, a GGUF file or a repository" in none.stderr.decode()
+    run = program_of(hub, tmp_path, "-c", LOADED, "test/model", "test/model@main", "nowhere")
+    *found, builtin_model = run.stdout.decode().splitlines()
+    assert [Path(path).name for path in found] == [COMMIT, COMMIT] and Path(builtin_model) == builtin.path()
+    assert run.stderr.decode().startswith("nowhere: expected a folder, a GGUF file or a repository")
 
 
 def test_planning_fetches_the_config_alone(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEFLUX_CACHE", str(tmp_path / "cache"))
     remember(Path(), Probe(2e9, 2e10, "direct", 2, 1_769_472, datetime(2026, 2, 3, tzinfo=timezone.utc)))
-    for command in ("info", "plan", "bench"):
-        run = program_of(hub, tmp_path, "-m", "moeflux", command, "test/model")
+    calls = [[command, "test/model"] for command in ("info", "plan", "bench")]
+    *runs, none = called_in_turn(hub, tmp_path, *calls, ["plan", "test/none"])
+    assert {file for file, _ in hub.fetched} == {"config.json"}
+    for run in runs:
         assert run.returncode == 0, run.stderr.decode()
-        assert {file for file, _ in hub.fetched} == {"config.json"}
         said = run.stdout.decode()
         assert "with every matrix" in said and builtin.path().name not in said
-    refused(program_of(hub, tmp_path, "-m", "moeflux", "plan", "test/none"), "found neither such a folder")
+    refused(none, "found neither such a folder")
 
 
 def test_what_was_downloaded_is_measured(hub: Hub, tmp_path: Path) -> None:
-    assert called(hub, tmp_path, "test/model", *QUESTION).returncode == 0
+    fetch(hub, tmp_path, "test/model")
     count = len(hub.fetched)
     for server in (hub, None):
         run = program_of(server, tmp_path, "-m", "moeflux", "bench", "test/model", "--prefill", "4", "--decode", "1")
@@ -128,7 +141,7 @@ def test_a_download_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
     (folder / "large.safetensors").write_bytes(bytes(24 << 20))  # the library keeps pieces of 10 MiB
     hub.repositories["test/large"] = folder
     hub.breaks["large.safetensors"] = 15 << 20
-    called(hub, tmp_path, "test/large", *QUESTION)
+    fetch(hub, tmp_path, "test/large")
     run = called(hub, tmp_path, "test/large", *QUESTION)
     assert run.stdout == ANSWER
     asked = [asked for file, asked in hub.fetched if file == "large.safetensors"]
@@ -157,56 +170,65 @@ def test_a_published_checkpoint_runs_as_it_is(hub: Hub, tmp_path: Path) -> None:
 def test_a_published_checkpoint_is_planned_as_it_is(hub: Hub, tmp_path: Path) -> None:
     """What converting would make of it is another question, which its config.json answers."""
     folder = hub.repositories["test/published"] = checkpoints.write("qwen3_moe", tmp_path / "hf")
-    here = program_of(hub, tmp_path / "home", "-m", "moeflux", "info", str(folder), "--json")
-    there = program_of(hub, tmp_path / "home", "-m", "moeflux", "info", "test/published", "--json")
+    here, there, info, planned, config = called_in_turn(
+        hub,
+        tmp_path / "home",
+        ["info", str(folder), "--json"],
+        ["info", "test/published", "--json"],
+        ["info", "test/published"],
+        ["plan", "test/published"],
+        ["plan", str(folder / "config.json")],
+    )
     sizes = [json.loads(run.stdout)["routed_bytes"] for run in (here, there)]
     assert sizes[0] == sizes[1] and {file for file, _ in hub.fetched} == {"config.json"}
-    for command in ("info", "plan"):
-        run = program_of(hub, tmp_path / "home", "-m", "moeflux", command, "test/published")
+    for run in (info, planned):
         assert "the checkpoint as it is published, with every matrix BF16" in run.stdout.decode(), run.stderr.decode()
-    config = program_of(hub, tmp_path / "home", "-m", "moeflux", "plan", str(folder / "config.json"))
     assert "every matrix 4-bit g64" in config.stdout.decode()
 
 
 def test_what_does_not_run_here_is_refused_before_it_is_fetched(hub: Hub, tmp_path: Path) -> None:
-    for name, config, words in (
-        ("broken", {"model_type": "qwen3_moe"}, "config.json"),
-        ("dense", {"model_type": "llama"}, "llama"),
-        ("nothing", None, "expected weights (config.json and *.safetensors), GGUF files or a packed store"),
-    ):
-        folder = tmp_path / name
+    words = {
+        "broken": "config.json",
+        "dense": "llama",
+        "nothing": "expected weights (config.json and *.safetensors), GGUF files or a packed store",
+    }
+    configs = {"broken": {"model_type": "qwen3_moe"}, "dense": {"model_type": "llama"}}
+    for name in words:
+        folder = hub.repositories[f"test/{name}"] = tmp_path / name
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(bytes(1000))
-        if config is not None:
-            (folder / "config.json").write_text(json.dumps(config))
-        hub.repositories[f"test/{name}"] = folder
-        refused(called(hub, tmp_path / "home", f"test/{name}", *QUESTION), words)
+        if name in configs:
+            (folder / "config.json").write_text(json.dumps(configs[name]))
+    runs = called_in_turn(hub, tmp_path / "home", *(["run", f"test/{name}", *QUESTION] for name in words))
+    for run, expected in zip(runs, words.values(), strict=True):
+        refused(run, expected)
     assert {file for file, _ in hub.fetched} == {"config.json"}
 
 
-@pytest.mark.parametrize(
-    ("name", "quantised", "words"),
-    [
+def test_what_needs_converting_says_so_before_it_is_fetched(hub: Hub, tmp_path: Path) -> None:
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    cases = [
         ("deepseek_v2", None, "a checkpoint of deepseek_v2"),
-        ("qwen3_moe", {"quant_method": "fp8", "weight_block_size": [128, 128]}, "a checkpoint of qwen3_moe"),
+        ("qwen3_moe", fp8, "a checkpoint of qwen3_moe"),
         ("qwen3_moe", {"quant_method": "eetq"}, "found 'eetq'"),
-    ],
-)
-def test_what_needs_converting_says_so_before_it_is_fetched(
-    name: str, quantised: object, words: str, hub: Hub, tmp_path: Path
-) -> None:
-    folder = hub.repositories["test/full"] = checkpoints.write(name, tmp_path / "hf")
-    if quantised is not None:
-        edit_config(folder, quantization_config=quantised)
-    run = called(hub, tmp_path / "home", "test/full", *QUESTION)
-    refused(run, words)
-    assert (b"then `moeflux convert` makes a store of it" in run.stderr) == ("eetq" not in words)
+    ]
+    for i, (name, quantised, _) in enumerate(cases):
+        folder = hub.repositories[f"test/full-{i}"] = checkpoints.write(name, tmp_path / f"hf-{i}")
+        if quantised is not None:
+            edit_config(folder, quantization_config=quantised)
+    runs = called_in_turn(hub, tmp_path / "home", *(["run", f"test/full-{i}", *QUESTION] for i in range(len(cases))))
+    for run, (_, _, words) in zip(runs, cases, strict=True):
+        refused(run, words)
+        assert (b"then `moeflux convert` makes a store of it" in run.stderr) == ("eetq" not in words)
     assert {file for file, _ in hub.fetched} == {"config.json"}
 
 
 def test_names_of_nothing(hub: Hub, tmp_path: Path) -> None:
-    refused(called(hub, tmp_path, "test/none", *QUESTION), "found neither such a folder nor such a repository")
-    refused(called(hub, tmp_path, "private/model", *QUESTION), "its owner must be asked first")
+    none, private = called_in_turn(
+        hub, tmp_path, *(["run", f"{name}/model", *QUESTION] for name in ("none", "private"))
+    )
+    refused(none, "found neither such a folder nor such a repository")
+    refused(private, "its owner must be asked first")
     refused(called(None, tmp_path, "test/model", *QUESTION), "huggingface.co cannot be reached")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from golden import checkpoints
 from moeflux.errors import FormatError, NotFoundError
 from moeflux.models.gguf_choice import asked_of, choose_gguf
 from support import gguf_files
-from support.stand_in_hub import Hub, called, program_of, refused, serving
+from support.stand_in_hub import Hub, called, called_in_turn, program_of, refused, serving
 
 WORDS = ("--raw", "-p", "Once", "--temperature", "0", "--max-tokens", "8", "--threads", "1")
 
@@ -34,6 +35,19 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def answer(repository: Path) -> Callable[[str], bytes]:
+    """What a file says where it lies."""
+
+    @lru_cache
+    def answer_of(file: str) -> bytes:
+        run = called(None, repository, str(repository / file), *WORDS)
+        assert run.returncode == 0 and run.stdout, run.stderr.decode()
+        return run.stdout
+
+    return answer_of
+
+
 def fetched(hub: Hub) -> set[str]:
     return {file for file, _ in hub.fetched}
 
@@ -49,15 +63,13 @@ def fetched(hub: Hub) -> set[str]:
     ],
 )
 def test_the_file_that_is_asked_for_runs_and_no_other_is_fetched(
-    name: str, file: str, hub: Hub, repository: Path, tmp_path: Path
+    name: str, file: str, hub: Hub, repository: Path, answer: Callable[[str], bytes], tmp_path: Path
 ) -> None:
     hub.repositories["test/tiny"] = repository
-    expected = called(None, tmp_path, str(repository / file), *WORDS)
-    assert expected.returncode == 0 and expected.stdout, expected.stderr.decode()
     parts = {str(each.relative_to(repository)) for each in (repository / file).parent.glob("*-0000?-of-*.gguf")}
     for server in (hub, None) if "-of-" in file else (hub,):  # then without a network
         run = called(server, tmp_path / "home", name, *WORDS)
-        assert (run.stdout, run.returncode) == (expected.stdout, 0), run.stderr.decode()
+        assert (run.stdout, run.returncode) == (answer(file), 0), run.stderr.decode()
         assert (b"downloading" in run.stderr) == (server is not None)
     assert fetched(hub) == (parts if "-of-" in file else {file})
 
@@ -75,19 +87,22 @@ def test_one_model_needs_no_choice(hub: Hub, repository: Path, tmp_path: Path) -
 
 
 def test_several_models_are_listed_and_none_is_fetched(hub: Hub, repository: Path, tmp_path: Path) -> None:
-    hub.repositories["test/tiny"] = repository
+    hub.repositories["test/tiny"] = hub.repositories["test/other"] = repository
+    hub.architectures["test/other"] = "qwen3"
     size = "Q8_0 (2.24 MB)"
-    for name, words in (
-        ("test/tiny", f"test/tiny: expected one model in GGUF, found 2; behind test/tiny, name one of :{size}, :UD-Q4"),
-        ("test/tiny:Q6_K", "test/tiny:Q6_K: expected the name of one model in GGUF, found none of that name; behind"),
-        ("test/tiny/Q8_0.gguf", "test/tiny/Q8_0.gguf: expected the name of one model in GGUF, found none of that name"),
-        ("test/tiny:mmproj", "found none of that name"),
-    ):
-        refused(called(hub, tmp_path, name, *WORDS), words)
-    hub.architectures["test/tiny"] = "qwen3"
-    refused(called(hub, tmp_path, "test/tiny:Q8_0", *WORDS), "expected GGUF files of one of deepseek2, ")
+    words = {
+        "test/tiny": f"test/tiny: expected one model in GGUF, found 2; behind test/tiny, name one of :{size}, :UD-Q4",
+        "test/tiny:Q6_K": "test/tiny:Q6_K: expected the name of one model in GGUF, found none of that name; behind",
+        "test/tiny/Q8_0.gguf": "test/tiny/Q8_0.gguf: expected the name of one model in GGUF, found none of that name",
+        "test/tiny:mmproj": "found none of that name",
+        "test/other:Q8_0": "expected GGUF files of one of deepseek2, ",
+    }
+    calls = [["run", name, *WORDS] for name in words]
+    *runs, planned = called_in_turn(hub, tmp_path, *calls, ["plan", "test/tiny:Q8_0"])
+    for run, expected in zip(runs, words.values(), strict=True):
+        refused(run, expected)
+    refused(planned, "found GGUF files alone")
     refused(called(None, tmp_path, "test/tiny:Q8_0", *WORDS), "huggingface.co cannot be reached")
-    refused(program_of(hub, tmp_path, "-m", "moeflux", "plan", "test/tiny:Q8_0"), "found GGUF files alone")
     assert fetched(hub) == set()
 
 

@@ -37,8 +37,8 @@ BUILD = ROOT / "build" / "fuzz"
 TARGETS = ("gguf", "json", "manifest", "safetensors", "snapshot", "variant")
 PYTHON_TARGETS = tuple(sorted(path.stem for path in (HERE / "python_targets").glob("*.py")))
 PYTHON_DRIVER = [sys.executable, str(HERE / "python_driver.py")]
-CORPUS_ONLY_MUTATIONS = 4000
-CORPUS_ONLY_PYTHON_MUTATIONS = 400
+CORPUS_ONLY_MUTATIONS = 2000
+CORPUS_ONLY_PYTHON_MUTATIONS = 200
 MAX_INPUT_BYTES = 1 << 14
 
 

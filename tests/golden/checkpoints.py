@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -319,27 +320,41 @@ def token_ids(name: str) -> list[int]:
 
 def write(name: str, folder: str | Path, shards: int = 2, *, decoded: bool = False) -> Path:
     """The checkpoint as a folder, its tensors spread over `shards` files without regard to layers."""
-    return write_checkpoint(CHECKPOINTS[name]().decoded() if decoded else CHECKPOINTS[name](), folder, shards)
+    return write_files(made_files(CHECKPOINTS[name], shards, decoded), folder)
 
 
 def write_checkpoint(checkpoint: Checkpoint, folder: str | Path, shards: int = 2) -> Path:
+    return write_files(files_of(checkpoint, shards), folder)
+
+
+def write_files(files: dict[str, bytes], folder: str | Path) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(checkpoint.config, indent=2))
-    for file, text in tokenizer_files().items():
-        (folder / file).write_text(text)
+    for file, data in files.items():
+        (folder / file).write_bytes(data)
+    return folder
+
+
+@lru_cache(maxsize=16)
+def made_files(make: Callable[[], Checkpoint], shards: int, decoded: bool) -> dict[str, bytes]:
+    return files_of(make().decoded() if decoded else make(), shards)
+
+
+def files_of(checkpoint: Checkpoint, shards: int) -> dict[str, bytes]:
+    files = {"config.json": json.dumps(checkpoint.config, indent=2).encode()}
+    files |= {file: text.encode() for file, text in tokenizer_files().items()}
     names = list(checkpoint.tensors)
     weight_map = {}
     for shard in range(shards):
         part = names[shard * len(names) // shards : (shard + 1) * len(names) // shards]
         file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors" if shards > 1 else "model.safetensors"
-        (folder / file).write_bytes(safetensors_bytes({key: checkpoint.tensors[key] for key in part}))
+        files[file] = safetensors_bytes({key: checkpoint.tensors[key] for key in part})
         weight_map |= dict.fromkeys(part, file)
     total = sum(array.nbytes for _, array in checkpoint.tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     if shards > 1:
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    return folder
+        files["model.safetensors.index.json"] = json.dumps(index, indent=2).encode()
+    return files
 
 
 if __name__ == "__main__":

@@ -10,11 +10,15 @@ import numpy as np
 
 def splitmix64(seed: int, count: int) -> np.ndarray:
     """`count` u64 of the splitmix64 sequence that starts at `seed`."""
-    with np.errstate(over="ignore"):
-        z = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+    z = np.arange(1, count + 1, dtype=np.uint64)
+    z *= np.uint64(0x9E3779B97F4A7C15)
+    z += np.uint64(seed)
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z
 
 
 def name_seed(name: str) -> int:
@@ -28,16 +32,16 @@ def uniform(name: str, shape: tuple[int, ...], low: float, high: float) -> np.nd
 
 def normal(name: str, shape: tuple[int, ...], deviation: float) -> np.ndarray:
     """Nearly normal: a sum of eight 16-bit uniforms. No logarithm, no cosine: their last bit depends on the machine."""
-    count = int(np.prod(shape))
-    parts = splitmix64(name_seed(name), 2 * count).view(np.uint16).reshape(count, 8).astype(np.int64)
-    centred = parts.sum(axis=1) - 8 * 32768 + 4
-    return (centred.astype(np.float64) * (deviation / (65536 * np.sqrt(8 / 12)))).reshape(shape)
+    parts = splitmix64(name_seed(name), 2 * int(np.prod(shape))).view(np.uint16).reshape(-1, 8)
+    sums = parts.astype(np.float32) @ np.ones(8, np.float32)  # exact, for they are below 2^24
+    centred = sums.astype(np.float64) - 8 * 32768 + 4
+    return (centred * (deviation / (65536 * np.sqrt(8 / 12)))).reshape(shape)
 
 
 def to_bf16(values: np.ndarray) -> np.ndarray:
     """Nearest bf16, ties to even, as its u16 bits."""
-    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
-    return ((bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)).astype(np.uint16)
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
 
 
 def from_bf16(bits: np.ndarray) -> np.ndarray:

@@ -359,7 +359,7 @@ def test_sessions_draw_on_what_is_left(store: Path) -> None:
 
 
 def test_a_budget_changes_no_bit(store: Path) -> None:
-    prompt = [7 * i % 512 for i in range(70)]
+    prompt = [7 * i % 512 for i in range(34)]  # two chunks at the floor
     found = []
     floor = plan(store, memory="1TB", context=300).floor_bytes
     for memory in (floor, floor + 60_000_000, "1TB", None):

@@ -1,11 +1,12 @@
-"""A process that loads a model by a plan and works with it, for tests that measure it from outside.
+"""A process that loads models by a plan and works with them, for tests that measure it from outside.
 
-Talks in lines: prints the plan's total, waits for a line, works, prints what it found as JSON, and waits again so that
-its status can still be read.
+Talks in lines. For each model it reads what to do as JSON, prints the plan's total, waits for a line, works, and prints
+what it found as JSON. Then it waits for the next, so that its status can still be read.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import sys
@@ -95,40 +96,44 @@ def peak_of(pid: int) -> int:
     return 1024 * int(re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)[1])
 
 
-def main() -> None:
-    path, share, tokens, options = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    path, share, options = Path(case["path"]), case["budget"], case["options"]
     plan(path, memory=PLENTY, **options)  # what planning itself takes is there now
     budget = budget_of(path, share, options)
     print(budget, flush=True)
     sys.stdin.readline()
-    model = load(path, budget, share, options)
-    token = work(model, tokens)
-    serve(model)
-    if model.plan.parts["text"]:
-        model.tokenizer.decode(model.tokenizer.encode("how many bytes does a tokenizer take? " * 50))
-    encoder = renderer = 0
-    if model.plan.parts["encoder"]:
-        encoder = peak_of(model.tokenizer._guard._sandbox.pid)
-    if model.plan.parts["text"] and model.chat_format is not None:
-        model.chat_format.render([{"role": "user", "content": "how much does a text take? " * 20_000}])
-        renderer = peak_of(RENDERER.pid)
-    excess = bytearray(int(sys.argv[5]))
-    excess[::4096] = b"x" * len(excess[::4096])
-    result = {
-        "total": model.plan.total_bytes,
-        "floor": model.plan.floor_bytes,
-        "budget": model.plan.budget_bytes,
-        "slots": model.plan.slots,
-        "experts": model.plan.experts,
-        "reads": model.plan.reads,
-        "token": token,
-        "encoder": encoder,
-        "planned encoder": model.plan.parts["encoder"],
-        "renderer": renderer,
-        "planned renderer": model.plan.parts["renderer"],
-    }
-    print(json.dumps(result), flush=True)
-    sys.stdin.readline()
+    with load(path, budget, share, options) as model:
+        token = work(model, case["tokens"])
+        serve(model)
+        if model.plan.parts["text"]:
+            model.tokenizer.decode(model.tokenizer.encode("how many bytes does a tokenizer take? " * 50))
+        encoder = renderer = 0
+        if model.plan.parts["encoder"]:
+            encoder = peak_of(model.tokenizer._guard._sandbox.pid)
+        if model.plan.parts["text"] and model.chat_format is not None:
+            model.chat_format.render([{"role": "user", "content": "how much does a text take? " * 20_000}])
+            renderer = peak_of(RENDERER.pid)
+        excess = bytearray(case["excess"])
+        excess[::4096] = b"x" * len(excess[::4096])
+        return {
+            "total": model.plan.total_bytes,
+            "floor": model.plan.floor_bytes,
+            "budget": model.plan.budget_bytes,
+            "slots": model.plan.slots,
+            "experts": model.plan.experts,
+            "reads": model.plan.reads,
+            "token": token,
+            "encoder": encoder,
+            "planned encoder": model.plan.parts["encoder"],
+            "renderer": renderer,
+            "planned renderer": model.plan.parts["renderer"],
+        }
+
+
+def main() -> None:
+    for line in sys.stdin:
+        print(json.dumps(run(json.loads(line))), flush=True)
+        gc.collect()  # else what a process has, and with it its floor, would depend on what it has done
 
 
 if __name__ == "__main__":

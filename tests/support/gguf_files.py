@@ -7,6 +7,7 @@ converter, as a second opinion on csrc/format/gguf_names.cpp and gguf_order.cpp.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from golden.checkpoint import Checkpoint
 from golden.checkpoints import CHECKPOINTS
-from golden.elements import from_bf16
+from golden.elements import from_bf16, to_bf16
 from golden.gemma4 import sizes_of
 from support.gguf_tokens import add_tokenizer
 
@@ -379,7 +380,7 @@ def write(
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=parts)
     writer.add_name(f"tiny {name}")
     writer.add_type("model")
-    tensors = renamed(make(writer, checkpoint or CHECKPOINTS[name]()), architecture)
+    tensors = renamed(make(writer, checkpoint or checkpoint_of(name)), architecture)
     if tokens:
         add_tokenizer(writer)
     if change:
@@ -393,6 +394,15 @@ def write(
     return path
 
 
+@lru_cache(maxsize=4)
+def checkpoint_of(name: str) -> Checkpoint:
+    """No `change` may change it: what it changes are copies, or is refused."""
+    made = CHECKPOINTS[name]()
+    for _, array in made.tensors.values():
+        array.flags.writeable = False
+    return made
+
+
 def add(writer: gguf.GGUFWriter, name: str, array: np.ndarray, type: str, own: str | None) -> None:
     if array.dtype == np.uint8:
         writer.add_tensor(name, array, raw_dtype=Type[own or "MXFP4"])
@@ -402,8 +412,15 @@ def add(writer: gguf.GGUFWriter, name: str, array: np.ndarray, type: str, own: s
         kind = Type.F32
     elif array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
         kind = Type.BF16
-    raw = array.astype(np.float32) if kind is Type.F32 else gguf.quants.quantize(array, kind)
-    writer.add_tensor(name, raw, raw_dtype=kind)
+    writer.add_tensor(name, stored(array, kind), raw_dtype=kind)
+
+
+def stored(array: np.ndarray, kind: Type) -> np.ndarray:
+    if kind is Type.F32:
+        return array.astype(np.float32)
+    if kind is Type.BF16:  # the package takes a hundred times as long
+        return np.ascontiguousarray(to_bf16(array)).view(np.uint8)
+    return gguf.quants.quantize(array, kind)
 
 
 def is_narrow(name: str, array: np.ndarray) -> bool:

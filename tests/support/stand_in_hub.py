@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -128,6 +128,28 @@ def serving() -> Iterator[Hub]:
 
 def called(hub: Hub | None, home: Path, *argv: str) -> subprocess.CompletedProcess[bytes]:
     return program_of(hub, home, "-m", "moeflux", "run", *argv)
+
+
+IN_TURN = """
+import json, sys
+from moeflux.cli import main
+for words in json.loads(sys.argv[1]):
+    status = main(words)
+    for stream in (sys.stdout, sys.stderr):
+        print("\\0", status, "\\0", sep="", end="", file=stream, flush=True)
+"""
+
+
+def called_in_turn(hub: Hub | None, home: Path, *calls: Sequence[str]) -> list[subprocess.CompletedProcess[bytes]]:
+    """Commands of one process, one after another."""
+    run = program_of(hub, home, "-c", IN_TURN, json.dumps(calls))
+    assert run.returncode == 0, run.stderr.decode()
+    said, errors = (stream.split(b"\0")[:-1] for stream in (run.stdout, run.stderr))
+    assert len(said) == len(errors) == 2 * len(calls)
+    return [
+        subprocess.CompletedProcess(words, int(said[2 * i + 1]), said[2 * i], errors[2 * i])
+        for i, words in enumerate(calls)
+    ]
 
 
 def program_of(hub: Hub | None, home: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
