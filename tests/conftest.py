@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -62,8 +63,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         backend = params.get("backend") if "backend" in item.fixturenames else None
         return backend not in ("cpu", "metal", "cuda") or backend in wanted
 
+    def is_on_metal(item: pytest.Item) -> bool:
+        return "backend" in item.fixturenames and item.callspec.params.get("backend") == "metal"
+
     config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
-    items[:] = [item for item in items if is_wanted(item)]
+    kept = [item for item in items if is_wanted(item)]
+    # The emulated GPU stays until its module ends. "auto" would mean it in tests behind it that choose no backend.
+    items[:] = [item for _, module in groupby(kept, lambda item: item.path) for item in sorted(module, key=is_on_metal)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,6 +86,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart() -> None:
     """Before tests are collected, many of which run with every instruction set."""
     amx.install()
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays. Those who look for what nobody holds any more need not go through it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

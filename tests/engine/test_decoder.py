@@ -67,7 +67,7 @@ def test_company_changes_no_answer(folder: Folder, alone: Expect, on_metal: bool
     """Requests come at random steps, some are removed at random ones, and steps have few rows or many."""
     model, expected = load_faulty(folder(name), **DEVICES[device]), alone(name)
 
-    @settings(max_examples=1 if on_metal else 12, database=None)
+    @settings(max_examples=1 if on_metal else 6, database=None)
     @given(SCHEDULES, st.sampled_from((0, 2, 3, 7)), st.sampled_from((1, 4, 64)))
     def holds(schedule: list[tuple[int, int, int | None]], rows: int, prompt_rows: int) -> None:
         company = Company(model, rows, prompt_rows)

@@ -67,12 +67,13 @@ class Said:
     """What the oracle says would follow, at any place of a text."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
+        self.session = oracle.Session(store.variant, store)  # it remembers the weights
 
     def after(self, ids: list[int], count: int, unknown: int | None = None, first: int = 0) -> list[int] | None:
         """`count` guesses of what follows `ids`, or nothing where float32 may see it otherwise. The hidden state of
         token `unknown` counts as zeros. The layer has no rows of the tokens up to `first`."""
-        session = oracle.Session(self.store.variant, self.store)
+        session = self.session
+        session.clear()
         hidden = session.hidden(ids[:-1])
         if unknown is not None:
             hidden[unknown] = 0

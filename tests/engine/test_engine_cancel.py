@@ -251,5 +251,4 @@ def test_a_generation_is_cancelled_in_the_midst(part: str) -> None:
 
 @pytest.mark.usefixtures("backend")
 def test_a_prefill_is_given_up_on_any_device(folder: Folder) -> None:
-    """The last of this file: what runs behind it would run there too."""
     give_up(folder(RECURRENT), FIRST, expert_slots=4)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +36,10 @@ def test_every_op(folder: Folder, name: str, ring_depth: int, device: str, reque
     """At one depth or the other, on a device that works late, and on one that has memory of its own too. Some of the
     ops fail in turn, others at each depth and on each device; with --every-refusal, more of them."""
     expected = evaluate(load_faulty(folder(name), expert_slots=6).session())
-    stride = 5 if device == "prompt" else 17
+    stride = 11 if device == "prompt" else 29
     if request.config.getoption("--every-refusal"):
         stride = 2 if device == "prompt" else 7
-    for number in itertools.count(ring_depth - 1, stride):
+    for number in itertools.count((ring_depth - 1) * (stride // 2), stride):
         options = {"ring_depth": ring_depth, "fail_at_op": number}
         if device != "prompt":
             options[device] = True
@@ -66,12 +67,11 @@ def test_a_restore_heals(folder: Folder) -> None:
     assert np.array_equal(steps(session, NEXT), expected)
 
 
-@pytest.mark.usefixtures("backend")
-def test_a_failed_step_goes_back_to_a_checkpoint_here_and_to_no_other(folder: Folder) -> None:
+def test_a_failed_step_goes_back_to_a_checkpoint_here_and_to_no_other(folder: Folder, backend: str) -> None:
     """Not all experts have slots: then no GPU records a step ahead, which nobody would miss if an op of it failed."""
     expected = steps(load_faulty(folder("qwen3_5_moe")).session(), tokens(12))
     healed = set()
-    for number in range(80, 500, 35):
+    for number in range(80, 500, 105 if backend == "metal" else 35):
         model = load_faulty(folder("qwen3_5_moe"), expert_slots=6, fail_at_op=number)
         session, found = model.session(), []
         with pytest.raises(DeviceError):
@@ -111,8 +111,10 @@ def test_a_failed_prefill_goes_back_where_there_is_room_for_a_copy(folder: Folde
             session.prefill(FIRST[2:])
             session.prefill(SECOND)
             session.prefill(tokens(100))
-        if session.position != len(FIRST):
+        if session.position < len(FIRST):
             continue
+        if session.position > len(FIRST):
+            break
         failed += 1
         if room:
             assert np.array_equal(session.prefill(SECOND, logits="all"), expected)
@@ -123,6 +125,12 @@ def test_a_failed_prefill_goes_back_where_there_is_room_for_a_copy(folder: Folde
 
 
 # ---- A store that changes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def healthy(folder: Folder, backend: str) -> Callable[[str], np.ndarray]:
+    """What a store that nobody touches yields."""
+    return cache(lambda name: evaluate(moeflux.load(folder(name), threads=2).session()))
 
 
 @pytest.fixture
@@ -154,15 +162,14 @@ CHANGES = {
 }
 
 
-@pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("slots", (5, None))
-@pytest.mark.parametrize("name", ("qwen3_moe", "qwen3_5_moe"))
+@pytest.mark.parametrize(("name", "slots"), [("qwen3_moe", 5), ("qwen3_5_moe", None)])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_store_that_changes(mine: Callable[[str], Path], name: str, change: str, slots: int | None) -> None:
+def test_a_store_that_changes(
+    mine: Callable[[str], Path], healthy: Callable[[str], np.ndarray], name: str, change: str, slots: int | None
+) -> None:
     """The call that read from it fails, naming the file; what it brought is forgotten. Put back, all is well."""
     store = mine(name)
     path = layer_file(store, 2)
-    expected = evaluate(moeflux.load(store, threads=2).session())
     model = moeflux.load(store, threads=2, expert_slots=slots)
     good, times = path.read_bytes(), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
     session = model.session()
@@ -180,7 +187,7 @@ def test_a_store_that_changes(mine: Callable[[str], Path], name: str, change: st
         path.write_bytes(good)
     os.utime(path, ns=times)
     session.clear()
-    assert np.array_equal(evaluate(session), expected)
+    assert np.array_equal(evaluate(session), healthy(name))
 
 
 def test_what_was_read_before_a_change_serves_on(mine: Callable[[str], Path]) -> None:
@@ -232,10 +239,9 @@ def test_nan_weights(mine: Callable[[str], Path], name: str, tensor: str) -> Non
     assert session.position == 0
 
 
-@pytest.mark.usefixtures("backend")
-def test_nan_harms_one_session(mine: Callable[[str], Path], folder: Folder) -> None:
+def test_nan_harms_one_session(mine: Callable[[str], Path], healthy: Callable[[str], np.ndarray]) -> None:
     """The damage is in the embedding of one token. A session that never uses it never notices."""
-    expected = evaluate(moeflux.load(folder("qwen3_5_moe"), threads=2).session())
+    expected = healthy("qwen3_5_moe")
     store, bad = mine("qwen3_5_moe"), 200
     assert bad not in FIRST + SECOND + NEXT
     plant_nan(store, "model.embed_tokens.scales", bad * 2)
@@ -253,7 +259,7 @@ def test_nan_harms_one_session(mine: Callable[[str], Path], folder: Folder) -> N
 def test_nan_in_a_middle_row_is_told_when_it_is_asked_for(mine: Callable[[str], Path]) -> None:
     """A row that nothing after it looks at: the last layer's expert. Its logits are nan, those of the last row not."""
     store = mine("qwen3_moe")
-    path, session = layer_file(store, 3), moeflux.load(store).session()
+    path, session = layer_file(store, 3), moeflux.load(store, threads=1, readers=1).session()
     expected = session.prefill(FIRST, logits="all")
     size = path.stat().st_size // 16
     layout = json.loads((store / "packed_experts" / "layout.json").read_text())
@@ -264,7 +270,7 @@ def test_nan_in_a_middle_row_is_told_when_it_is_asked_for(mine: Callable[[str], 
         with path.open("r+b") as file:
             file.seek(expert * size + scales["offset"])
             file.write(b"\xc0\x7f")
-        session = moeflux.load(store).session()
+        session = moeflux.load(store, threads=1, readers=1).session()
         try:
             last = session.prefill(FIRST).numpy()
         except moeflux.Error:

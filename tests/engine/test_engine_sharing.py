@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -84,16 +85,17 @@ def test_engines_of_other_models_side_by_side(folder: Folder) -> None:
 def test_calls_and_chunks_change_no_bit(folder: Folder, name: str) -> None:
     """Chunks and calls of any size, steps, a prefill that was stopped and goes on; under every set of kernels. Long
     enough for attention to go through more than one span of its context."""
-    ids = (PROMPTS[0] * 23)[:600]
+    ids = (PROMPTS[0] * 23)[:540]
     for isa in isas() if _core.chosen_backend("auto") == "cpu" else [""]:
         whole = moeflux.load(folder(name), threads=2, isa=isa).session()
         logits = whole.prefill(ids, logits="all")
         expected = steps(whole, NEXT)
-        for chunk, calls in ((3, (29, 600)), (64, (1, 2, 520, 600)), (511, (511, 513, 600))):
+        for chunk, calls in ((3, (29, 100)), (64, (1, 2, 520, 540)), (511, (511, 513, 540))):
             cut = moeflux.load(folder(name), threads=2, isa=isa, chunk=chunk).session()
             rows = [cut.prefill(ids[cut.position : end], logits="all") for end in calls]
-            assert np.array_equal(np.concatenate(rows), logits)
-            assert np.array_equal(steps(cut, NEXT), expected)
+            assert np.array_equal(np.concatenate(rows), logits[: calls[-1]])
+            if calls[-1] == len(ids):
+                assert np.array_equal(steps(cut, NEXT), expected)
         stopped = moeflux.load(folder(name), threads=2, isa=isa, chunk=8).session()
         stopped.prefill(ids, lambda done, total: done < 16)
         assert stopped.position == 16
@@ -112,7 +114,7 @@ def held(folder: Folder) -> Iterator[tuple[moeflux.Session, Callable[[], np.ndar
     with ThreadPoolExecutor(1) as threads:
         result = threads.submit(evaluate, session, PROMPTS[0])
         while not fault.calls:
-            pass
+            time.sleep(0.001)
 
         def release() -> np.ndarray:
             fault.release()

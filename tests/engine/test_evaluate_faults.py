@@ -104,10 +104,11 @@ def sweep(
     options: Any,
     step: int,
     orders: tuple[tuple[int, ...], ...] = ORDERS,
+    first: int = 1,
 ) -> list[str]:
     """The outcomes, with `options(number)` for every `step`-th number until nothing fails any more."""
     outcomes: list[str] = []
-    for number in range(1, 10_000, step):
+    for number in range(first, 10_000, step):
         company = None
         with suppress(error):  # before they are together
             company = Company(load_faulty(folder, **options(number)), expected)
@@ -123,17 +124,29 @@ def sweep(
 
 
 @pytest.mark.parametrize(
-    "device", ({"expert_slots": 5}, {"chunk": 4}, {"deferred": True, "expert_slots": 5, "chunk": 4}, {"apart": True})
+    ("name", "first", "device"),
+    [
+        ("qwen3_5_moe", 1, {"expert_slots": 5}),
+        ("qwen3_5_moe", 6, {"chunk": 4}),
+        ("qwen3_5_moe", 12, {"deferred": True, "expert_slots": 5, "chunk": 4}),
+        ("qwen3_5_moe", 18, {"apart": True}),
+        ("qwen3_moe", 1, {"expert_slots": 5}),
+        ("qwen3_moe", 12, {"deferred": True, "chunk": 4}),
+        ("deepseek_v3", 6, {"chunk": 4}),
+        ("deepseek_v3", 18, {"apart": True, "expert_slots": 5}),
+    ],
 )
-@pytest.mark.parametrize("name", NAMES)
-def test_every_op(folder: Folder, alone: Any, stride: int, name: str, device: dict[str, Any]) -> None:
+def test_every_op(folder: Folder, alone: Any, stride: int, name: str, first: int, device: dict[str, Any]) -> None:
+    """Some of them, others on each device."""
     model = load_faulty(folder(name))
     recurrent = bool(model.variant.layers_with(GatedDelta))
-    found = sweep(folder(name), alone(name), DeviceError, lambda n: {"fail_at_op": n, **device}, 11 * stride)
+    found = sweep(
+        folder(name), alone(name), DeviceError, lambda n: {"fail_at_op": n, **device}, 23 * stride, first=first
+    )
     assert set(found) == ({"kept", "lost"} if recurrent else {"kept"}) or stride > 1
 
 
-def test_single_tokens_go_last(folder: Folder, alone: Any, stride: int) -> None:
+def test_single_tokens_go_last(folder: Folder, alone: Any, stride: int, on_cuda: str | None) -> None:
     """Of three passes. A session without a copy of its state is in the last one, and what is not in it has a copy."""
     name = "qwen3_5_moe"
 
@@ -147,8 +160,9 @@ def test_single_tokens_go_last(folder: Folder, alone: Any, stride: int) -> None:
     found = outcomes((0, 2, 3, LONE, 1))
     first_lost = found.index("lost")
     last_kept = len(found) - 1 - found[::-1].index("kept")
-    # Experts that arrive together are one op, so the last pass begins some ops sooner or later from run to run.
-    assert last_kept - first_lost <= 2
+    # Experts that arrive together are one op, so the last pass begins some ops sooner or later from run to run, and by
+    # more on a GPU, which computes them as fast as they arrive.
+    assert last_kept - first_lost <= (8 if on_cuda == "real" else 2)
     assert first_lost > len(found) / 2
 
 
@@ -165,7 +179,7 @@ def test_every_copy(folder: Folder, alone: Any, stride: int) -> None:
 def test_every_read(folder: Folder, alone: Any, stride: int, name: str, device: dict[str, Any]) -> None:
     options = {"expert_slots": 6, "look_ahead": "off", **device}
     found = sweep(
-        folder(name), alone(name), IoError, lambda n: {"fault": _core.FaultPlan("error", n), **options}, 5 * stride
+        folder(name), alone(name), IoError, lambda n: {"fault": _core.FaultPlan("error", n), **options}, 11 * stride
     )
     assert "kept" in found or stride > 1
 

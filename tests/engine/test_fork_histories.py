@@ -178,7 +178,7 @@ def test_what_others_do_changes_no_bit(folder: Folder, bases: Bases, on_metal: b
     backend = DEVICES[device].get("backend", "auto")
     reference = Reference(load_faulty(folder(name), backend=backend, chunk=128, threads=2), bases(name))
 
-    @settings(max_examples=2 if on_metal else 25, database=None)
+    @settings(max_examples=2 if on_metal else 10, database=None)
     @given(HISTORIES)
     def holds(history: list[tuple[str, int, int]]) -> None:
         family = Family(model, reference)

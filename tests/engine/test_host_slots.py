@@ -119,12 +119,12 @@ def _expert_bytes(folder: Folder) -> int:
 
 @pytest.mark.parametrize("look_ahead", ["on", "off"])
 def test_a_copy_that_fails(folder: Folder, look_ahead: str) -> None:
-    """Whoever asked for the expert hears of it. What was guessed is asked for again."""
+    """One in three of them. Whoever asked for the expert hears of it. What was guessed is asked for again."""
     options = {"look_ahead": look_ahead, "readers": 1}
     expected = evaluate(load(folder, 9, ALL, **options).session(max_context=32))
     first = None
     failures = 0
-    for number in itertools.count(0, 1):
+    for number in itertools.count(0, 3):
         try:
             model = load(folder, 9, ALL, fail_at_copy=number, **options)
         except DeviceError:
@@ -133,7 +133,7 @@ def test_a_copy_that_fails(folder: Folder, look_ahead: str) -> None:
         failures += survive(model, DeviceError, expected)
         if number - first == 60:
             break
-    assert failures > 20
+    assert failures > 7
 
 
 def test_a_store_that_changed_leaves_no_expert_in_either_memory(folder: Folder, tmp_path: Path) -> None:

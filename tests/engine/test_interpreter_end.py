@@ -19,17 +19,21 @@ WORK = {
     "top_k": "session._logits().top_k(100)",
     "logits": "session._logits().numpy()",
     "cancelled": "cancel = Cancel(); cancel.set(); suppressed(lambda: session.prefill([1], cancel=cancel))",
-    "load": "load_faulty(Path(sys.argv[1]), threads=2, readers=2, on_progress=lambda done, total: None)",
+    "load": "load(on_progress=lambda done, total: None)",
     "open": "moeflux.open_store(sys.argv[1])",
     "snapshots": "session.restore(session.snapshot())",
     "checked reads": "checked()",
 }
 CHILD = """
     import sys, threading
-    from pathlib import Path
     import moeflux
     from moeflux import Cancel, _core
-    from support.engine import load_faulty, tokens
+
+    def load(**options):
+        return moeflux.load(sys.argv[1], threads=2, readers=2, chunk=16, **options)
+
+    def tokens(count):
+        return list(range(count))
 
     def suppressed(call):
         try:
@@ -45,7 +49,7 @@ CHILD = """
             lease.release()
 
     store = moeflux.open_store(sys.argv[1])
-    session = load_faulty(Path(sys.argv[1]), threads=2, readers=2).session()
+    session = load().session()
     session.prefill(tokens(5))
     begun = threading.Event()
 

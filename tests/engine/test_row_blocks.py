@@ -21,7 +21,7 @@ from support.metal import needs_device
 NAMES = ("qwen3_5_moe", "qwen3_moe", "deepseek_v3")
 BLOCK = 256
 TEXT = tokens(700)
-TAIL, OTHER = tokens(5, seed=11), tokens(5, seed=12)
+TAIL, OTHER = tokens(3, seed=11), tokens(3, seed=12)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_a_restore_that_fails_gives_back_what_it_took(
 
 
 @devices
-@pytest.mark.parametrize("position", (3, 255, 256, 300))
+@pytest.mark.parametrize("position", (255, 256, 300))
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fork_is_a_session_of_its_own(
     folder: Folder, alone: Alone, backend: str, apart: bool, name: str, position: int
@@ -212,7 +212,7 @@ def test_a_fork_is_a_session_of_its_own(
     fork = session.fork()
     assert (fork.position, fork.tokens, fork.checkpoints, fork.max_context) == (position, TEXT[:position], [], 1024)
     # Turn by turn, in blocks that each has for itself.
-    found = [[forked.step(ids[i]).numpy() for forked, ids in ((fork, OTHER), (session, TAIL))] for i in range(5)]
+    found = [[forked.step(ids[i]).numpy() for forked, ids in ((fork, OTHER), (session, TAIL))] for i in range(3)]
     assert np.array_equal(np.stack([each[1] for each in found]), expected[0])
     assert np.array_equal(np.stack([each[0] for each in found]), expected[1])
     again = fork.fork()
@@ -299,7 +299,7 @@ def test_a_fork_of_an_earlier_position(folder: Folder, alone: Alone, backend: st
     places = [0, *session.checkpoints]
     assert places == [0, 255, 256, 257, 262], "the oldest has gone"
     anywhere = [] if name == "qwen3_5_moe" else [1, 254, 260]
-    for position in (*places, *anywhere, 263):
+    for position in (0, 256, 263) if backend == "metal" else (*places, *anywhere, 263):
         expected = steps(evaluated(position), TAIL)
         with session.fork(position) as fork:
             assert (fork.position, fork.tokens, fork.checkpoints) == (position, TEXT[:position], [])

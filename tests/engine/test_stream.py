@@ -20,7 +20,7 @@ from support.flat import changed
 from support.mlx_folder import write_mlx_folder
 
 NAMES = ("qwen3_5_moe", "qwen3_next", "qwen3_moe", "deepseek_v3", "kimi")
-A3B = changed(preset("a3b").with_layers(4), vocab_size=512, num_experts=32)
+A3B = changed(preset("a3b").with_layers(4), vocab_size=512, num_experts=16)
 
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "slots": ("least", "third", "all"),
@@ -98,7 +98,7 @@ def load(stores: Stores, name: str, settings: Settings) -> moeflux.Model:
 
 
 def evaluate(model: moeflux.Model, prompt: int, count: int) -> np.ndarray:
-    """Every logit of a prefill in chunks of 16, and of so many steps."""
+    """Every logit of a prefill in two chunks, and of so many steps."""
     session = model.session(max_context=256)
     vocab = model.variant.vocab_size
     rows = session.prefill(tokens(prompt, vocab=vocab), logits="all")
@@ -108,20 +108,24 @@ def evaluate(model: moeflux.Model, prompt: int, count: int) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_change_no_bit(stores: Stores, name: str) -> None:
     plain = {"slots": "all", "store": "packed", "look_ahead": "off"}
-    expected = evaluate(load(stores, name, plain), 40, 40)
+    expected = evaluate(load(stores, name, plain), 24, 12)
     for settings in COVERING:
-        assert np.array_equal(evaluate(load(stores, name, settings), 40, 40), expected), name_of(settings)
+        assert np.array_equal(evaluate(load(stores, name, settings), 24, 12), expected), name_of(settings)
+
+
+SMALL_CHUNKS = {"chunk": 4}  # of whose experts few slots still have room for a part
 
 
 @pytest.fixture(scope="module")
 def of_a3b(stores: Stores) -> np.ndarray:
-    return evaluate(load(stores, "a3b", {"slots": "all", "store": "packed", "look_ahead": "off", "threads": 2}), 20, 4)
+    plain = {"slots": "all", "store": "packed", "look_ahead": "off", "threads": 2}
+    return evaluate(load(stores, "a3b", plain | SMALL_CHUNKS), 6, 2)
 
 
 @pytest.mark.parametrize("settings", COVERING, ids=name_of)
 def test_settings_change_no_bit_of_a_large_one(stores: Stores, of_a3b: np.ndarray, settings: Settings) -> None:
     """Experts of 1.8 MB, as Qwen3.6-35B-A3B has: reads that take their time, and parts of them by several readers."""
-    assert np.array_equal(evaluate(load(stores, "a3b", settings), 20, 4), of_a3b)
+    assert np.array_equal(evaluate(load(stores, "a3b", settings | SMALL_CHUNKS), 6, 2), of_a3b)
 
 
 def test_the_settings_are_all_there() -> None:

@@ -1,5 +1,5 @@
-"""Every read of a short run goes wrong once, in every way there is: the right logits, or an error that names the file
-and a session that says what it is worth; never a standstill. And expert files that change under a running model."""
+"""A read of a short run goes wrong, one or another, in every way there is: the right logits, or an error that names the
+file and a session that says what it is worth; never a standstill. And expert files that change under a model."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def within(seconds: float, what: str, call: Callable[[], bool]) -> bool:
     return outcome[0]
 
 
-def sweep(store: Path, kind: str, step: int, expected: np.ndarray, **options: Any) -> tuple[int, int]:
+def sweep(store: Path, kind: str, first: int, step: int, expected: np.ndarray, **options: Any) -> tuple[int, int]:
     """How many reads went wrong, one a run, and how many of these made an error."""
     failed = 0
-    for wrong, number in enumerate(itertools.count(1, step)):
+    for wrong, number in enumerate(itertools.count(first, step)):
         settings = SETTINGS[wrong % len(SETTINGS)]
         fault = _core.FaultPlan(kind, number)
         model = load_faulty(store, expert_slots=SLOTS, fault=fault, **settings | options)
@@ -71,30 +71,35 @@ def sweep(store: Path, kind: str, step: int, expected: np.ndarray, **options: An
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("qwen3_5_moe", "error"), ("qwen3_5_moe", "end_of_file"), ("deepseek_v3", "error"), ("qwen4_exp_linear", "error")],
+    ("name", "kind", "first"),
+    [
+        ("qwen3_5_moe", "error", 1),
+        ("qwen3_5_moe", "end_of_file", 2),
+        ("deepseek_v3", "error", 3),
+        ("qwen4_exp_linear", "error", 1),
+    ],
 )
-def test_every_read_that_fails(folder: Folder, name: str, kind: str) -> None:
+def test_every_third_read_that_fails(folder: Folder, name: str, kind: str, first: int) -> None:
     expected = evaluate(load_faulty(folder(name)).session())
-    wrong, failed = sweep(folder(name), kind, 1, expected)
-    assert wrong > 60
+    wrong, failed = sweep(folder(name), kind, first, 3, expected)
+    assert wrong > 20
     assert wrong / 2 < failed  # the others were of guesses that nobody needed
 
 
-@pytest.mark.parametrize(("kind", "step"), [("interrupt", 1), ("short_read", 1), ("delay", 5)])
-def test_every_read_that_is_only_odd(folder: Folder, kind: str, step: int) -> None:
+@pytest.mark.parametrize(("kind", "first", "step"), [("interrupt", 1, 3), ("short_read", 2, 3), ("delay", 1, 7)])
+def test_reads_that_are_only_odd(folder: Folder, kind: str, first: int, step: int) -> None:
     """Interrupted, short or late: the same bits, and nobody hears of it."""
     expected = evaluate(load_faulty(folder("qwen3_5_moe")).session())
-    wrong, failed = sweep(folder("qwen3_5_moe"), kind, step, expected)
+    wrong, failed = sweep(folder("qwen3_5_moe"), kind, first, step, expected)
     assert wrong > 60 / step and failed == 0
 
 
-def test_every_read_that_brings_other_bytes(folder: Folder) -> None:
+def test_reads_that_bring_other_bytes(folder: Folder) -> None:
     """Verification finds wrong bytes. Without it, logits are wrong and nobody knows."""
     store = folder("qwen3_5_moe")
     expected = evaluate(load_faulty(store).session())
-    wrong, failed = sweep(store, "wrong_bytes", 1, expected, verify_reads=True)
-    assert wrong > 60 and wrong / 2 < failed
+    wrong, failed = sweep(store, "wrong_bytes", 3, 3, expected, verify_reads=True)
+    assert wrong > 20 and wrong / 2 < failed
     fault = _core.FaultPlan("wrong_bytes", 1)
     assert not np.array_equal(evaluate(load_faulty(store, fault=fault).session()), expected)
 
@@ -104,7 +109,7 @@ def test_reads_of_a_stock_folder(folder: Folder, tmp_path: Path, kind: str) -> N
     """Nine reads an expert: one in seven goes wrong, so that every one of the nine does."""
     stock = write_mlx_folder(folder("qwen3_moe"), tmp_path / "mlx")
     expected = evaluate(load_faulty(folder("qwen3_moe")).session())
-    wrong, failed = sweep(stock, kind, 7 * 9 + 1, expected)
+    wrong, failed = sweep(stock, kind, 1, 7 * 9 + 1, expected)
     assert wrong > 9
     assert failed > 0 if kind in ("error", "end_of_file") else failed == 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,15 @@ from moeflux import oracle
 from moeflux.conversion.convert import convert
 from moeflux.stores.store import open_store
 from support import reference_weights
-from support.agreement import GOLDEN_LOGITS, disagreement, golden_logits, mlx_type, own_type
+from support.agreement import GOLDEN_LOGITS, config_of, disagreement, golden_logits, mlx_type, own_type
 from support.mlx_folder import write_mlx_folder
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A checkpoint's folder."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    return cache(lambda name: write(name, root / name))
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
@@ -24,18 +33,18 @@ def test_full_precision_is_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_conversion_to_its_own_type_is_transformers(name: str, tmp_path: Path) -> None:
+def test_conversion_to_its_own_type_is_transformers(written: Callable[[str], Path], name: str, tmp_path: Path) -> None:
     """As near as the weights themselves: not a bit of them is lost on the way."""
-    convert(write(name, tmp_path / "hf"), tmp_path / "packed", format=own_type(name), check="none")
+    convert(written(name), tmp_path / "packed", format=own_type(name), check="none")
     with open_store(tmp_path / "packed") as store:
         logits = oracle.Session(store.variant, store).prefill(token_ids(name))
     assert disagreement(logits, golden_logits(f"{name}/hf")) == ""
 
 
 @pytest.mark.parametrize("name", MLX)
-def test_four_bit_is_mlx(name: str, tmp_path: Path) -> None:
+def test_four_bit_is_mlx(written: Callable[[str], Path], name: str, tmp_path: Path) -> None:
     """Through conversion, MLX folder and store: codes, scales, names and layout are in this too."""
-    convert(write(name, tmp_path / "hf"), tmp_path / "packed", format=mlx_type(name), check="none")
+    convert(written(name), tmp_path / "packed", format=mlx_type(name), check="none")
     folder = write_mlx_folder(tmp_path / "packed", tmp_path / "mlx", rounded=True)
     with open_store(folder) as store:
         logits = oracle.Session(store.variant, store).prefill(token_ids(name))
@@ -51,7 +60,7 @@ def test_every_golden_is_used() -> None:
 def test_inputs_reach_what_matters() -> None:
     """Positions beyond 64, and beyond the original context where YaRN is on; golden tokens told apart with room."""
     for name in CHECKPOINTS:
-        config = CHECKPOINTS[name]().config
+        config = config_of(name)
         config = config.get("text_config", config)
         scaling = config.get("rope_scaling") or {}
         assert len(token_ids(name)) > max(64, scaling.get("original_max_position_embeddings", 0))

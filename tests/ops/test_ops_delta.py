@@ -13,7 +13,7 @@ from support.tolerances import assert_agrees
 Array = np.ndarray
 
 
-@pytest.fixture(params=isas())
+@pytest.fixture
 def kernels(request: pytest.FixtureRequest) -> Ops:
     return Ops(isa=request.param)
 

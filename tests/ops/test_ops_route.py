@@ -20,7 +20,7 @@ from support.tolerances import assert_agrees
 Array = np.ndarray
 
 
-@pytest.fixture(params=isas())
+@pytest.fixture
 def kernels(request: pytest.FixtureRequest) -> Ops:
     return Ops(isa=request.param)
 

@@ -19,7 +19,7 @@ from support.selection_checks import (
 ROWS = ("f32", "bf16", "q8")
 
 
-@pytest.fixture(params=isas())
+@pytest.fixture
 def kernels(request: pytest.FixtureRequest) -> Ops:
     return Ops(isa=request.param, threads=2)
 

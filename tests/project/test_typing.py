@@ -10,18 +10,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / "build" / "mypy-tests"
+"""What mypy has learnt of packages serves the next run. It looks whether a file is still the same."""
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of all programs: what mypy has learnt of the packages that they import serves the next."""
+    """Of all programs, where no settings lie."""
     return tmp_path_factory.mktemp("programs")
 
 
 def complaints(folder: Path, *files: Path) -> str:
-    """Of mypy --strict, run where no settings lie."""
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(folder / "cache"), *map(str, files)]
+    """Of mypy --strict."""
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(CACHE / "programs"), *map(str, files)]
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return "" if run.returncode == 0 else run.stdout + run.stderr
 
@@ -77,8 +79,8 @@ def test_a_program_of_a_user_has_types(folder: Path) -> None:
     assert 'Unexpected keyword argument "memry"' in said and 'Argument "reads"' in said
 
 
-def test_the_package_has_types(tmp_path: Path) -> None:
+def test_the_package_has_types() -> None:
     """mypy, as strict as pyproject.toml says, over the package and its stubs."""
-    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(CACHE / "package")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -25,8 +25,9 @@ import numpy as np
 
 from refusing import System
 
-LIBRARY, FOLDER, OPTIONS, KIND, MOST = sys.argv[1:]
-"""MOST: calls of a stage that are refused, about; 0: every one."""
+LIBRARY, FOLDER, OPTIONS, KIND, MOST, BEGIN = sys.argv[1:]
+"""MOST: calls of a stage that are refused, about; 0: every one. BEGIN: how far from one to the next the first one is,
+from 0 to 1, so that several lives refuse others."""
 system = System(Path(LIBRARY))
 
 import moeflux  # noqa: E402
@@ -68,10 +69,10 @@ def each(
 
     every = made(-1)
     stride = max(1, every // int(MOST)) if int(MOST) else 1
-    at = 0
-    while made(at) > at:
-        at += stride
-    counts[stage] = every, at // stride
+    at, refused = int(stride * float(BEGIN)), 0
+    while every and made(at) > at:
+        at, refused = at + stride, refused + 1
+    counts[stage] = every, refused
 
 
 def load() -> moeflux.Model:

@@ -32,7 +32,7 @@ from moeflux.serving import Scheduler  # noqa: E402
 from support.live_server import live  # noqa: E402
 
 HANGS = 300.0
-TOKENS = 6
+TOKENS = 4
 ASKED = ("What is the capital of France?", "Name a colour.", "What is two and two?", "Who lives in the sea?")
 Answer = tuple[int, Any]
 
@@ -98,10 +98,10 @@ def refused_in_turn(client: Client, scheduler: Scheduler, expected: dict[str, st
 
     every = asked(-1)
     stride = max(1, every // int(MOST)) if int(MOST) else 1
-    at = 0
+    at, refused = stride // 2 if how else 0, 0  # not the same ones for every way to ask
     while asked(at) > at:
-        at += stride
-    counts[name] = every, at // stride
+        at, refused = at + stride, refused + 1
+    counts[name] = every, refused
 
 
 def started_in_turn(model: moeflux.Model) -> None:

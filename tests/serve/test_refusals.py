@@ -17,7 +17,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 @pytest.mark.parametrize("kind", ("memory", "mappings"))
 def test_the_server_goes_on(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    most = 0 if request.config.getoption("--every-refusal") else 12
+    most = 0 if request.config.getoption("--every-refusal") else 8
     life = [str(refusing.needed_library()), str(tmp_path), kind, str(most)]
     command = [sys.executable, "-X", "faulthandler", "-m", "refusing.serving", *life]
     done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True)

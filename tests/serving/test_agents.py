@@ -22,10 +22,13 @@ INSTRUCTIONS, TOOL, ANSWER, TURNS = 8000, 1000, 6, 20
 
 @pytest.fixture(scope="module")
 def model(folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> moeflux.Model:
-    """A tiny hybrid one with room for all of that."""
+    """A tiny hybrid one with room for all of that: a recurrent layer, and attention with one narrow head."""
     small = load_faulty(folder("qwen3_5_moe")).variant
+    *_, recurrent, attending = small.layers
+    head = dataclasses.replace(attending.mixer, heads=1, kv_heads=1, head_dim=32)
+    layers = (recurrent, dataclasses.replace(attending, mixer=head))
     path = tmp_path_factory.mktemp("agents") / "long"
-    synth(path, dataclasses.replace(small, max_context=1 << 15), format=ConvertFormat.asked(4, 64))
+    synth(path, dataclasses.replace(small, layers=layers, max_context=1 << 15), format=ConvertFormat.asked(4, 32))
     return load_faulty(path, chunk=256)
 
 

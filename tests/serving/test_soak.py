@@ -10,9 +10,9 @@ from support.serving_soak import soak
 
 def test_a_short_soak() -> None:
     """Too short for memory at rest to say anything: that is `make soak`'s."""
-    report = soak(60, clients=10, rests=2)
+    report = soak(60, clients=10, rests=2, compared=20)
     assert report.stats.ended == 60 and report.stats.failed == 0
-    assert report.compared > 30 and report.differing == 0
+    assert report.compared > 15 and report.differing == 0
     assert (report.sessions_left, report.bytes_left) == (0, 0)
     assert report.rests[0].held == report.rests[1].held
     assert report.stats.saved > 0 and report.stats.reused_tokens > 0

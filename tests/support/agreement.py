@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,16 +41,22 @@ def golden_logits(name: str) -> np.ndarray:
         return golden[name]
 
 
+@cache
+def config_of(name: str) -> dict[str, Any]:
+    """Of a checkpoint, which has its weights made, too."""
+    return CHECKPOINTS[name]().config
+
+
 def mlx_type(name: str, bits: int = 4, group: int = 64) -> ConvertFormat:
     """As mlx_lm.convert makes it of a checkpoint, in which experts of MXFP4 stay as they are."""
-    default = ConvertFormat.default(CHECKPOINTS[name]().config)
+    default = ConvertFormat.default(config_of(name))
     experts = "mxfp4" if default.experts.is_mxfp4 else bits
     return ConvertFormat.asked(experts, group, dense_bits=bits, element=default.element)
 
 
 def own_type(name: str) -> ConvertFormat:
     """That of a checkpoint: nothing is quantised but what is already."""
-    element = ConvertFormat.default(CHECKPOINTS[name]().config).element
+    element = ConvertFormat.default(config_of(name)).element
     if name in ("gpt_oss", "gpt_oss_whole_pairs"):
         return ConvertFormat.asked("mxfp4", element=element)
     if name == "kimi_k25":

@@ -27,11 +27,12 @@ def whole_numbers(x: Array, group: int) -> tuple[Array, Array]:
 def product(x: Array, codes: Array, scales: Array, biases: Array, group: int) -> Array:
     """What cuda/products.h says, with [rows, columns] codes and [rows, groups] scales and biases of float32."""
     whole, unit = whole_numbers(x, group)
-    by_group = codes.reshape(len(codes), -1, group).astype(np.int64)
+    by_group = codes.reshape(len(codes), -1, group).transpose(1, 2, 0).astype(np.float64)
     low = (whole + 128 & 255) - 128
     middle = ((whole - low >> 8) + 128 & 255) - 128
     high = whole - low - (middle << 8) >> 16
-    s0, s1, s2 = (np.einsum("ngc,rgc->nrg", digit, by_group) for digit in (low, middle, high))
+    # Sums of whole numbers that float64 has exactly.
+    s0, s1, s2 = ((digit.swapaxes(0, 1) @ by_group).transpose(1, 2, 0) for digit in (low, middle, high))
     sums = whole.sum(axis=2).astype(np.float32)[:, None]
     with np.errstate(invalid="ignore", over="ignore"):
         total = fused(s2.astype(np.float32), 65536.0, (256 * s1 + s0).astype(np.float32))

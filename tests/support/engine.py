@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import re
+import shutil
+import tempfile
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +28,35 @@ Folder = Callable[[str], Path]
 
 
 def folders(root: Path) -> Folder:
-    """Packed 4-bit stores of tiny checkpoints with room for 1024 tokens, each made when it is first asked for."""
+    """Packed 4-bit stores of tiny checkpoints with room for 1024 tokens, each there when it is first asked for."""
     return partial(_folder, root)
 
 
 def _folder(root: Path, name: str) -> Path:
     packed = root / name
     if not packed.exists():
-        hf = checkpoints.write(name, root / f"hf-{name}")
-        config = (hf / "config.json").read_text()
-        (hf / "config.json").write_text(
-            re.sub(r'"max_position_embeddings": \d+', '"max_position_embeddings": 1024', config)
-        )
-        convert(hf, packed, check="none")
+        shutil.copytree(_made(name), packed)
     return packed
+
+
+@cache
+def _made(name: str) -> Path:
+    """Made once in a process; each root has a copy of its own, for there are tests that damage theirs."""
+    hf = checkpoints.write(name, _root() / f"hf-{name}")
+    config = (hf / "config.json").read_text()
+    (hf / "config.json").write_text(
+        re.sub(r'"max_position_embeddings": \d+', '"max_position_embeddings": 1024', config)
+    )
+    convert(hf, packed := _root() / name, check="none")
+    shutil.rmtree(hf)
+    return packed
+
+
+@cache
+def _root() -> Path:
+    root = tempfile.mkdtemp(prefix="moeflux-stores-")
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return Path(root)
 
 
 FAULTS = ("fail_at_op", "fault", "deferred", "apart", "fail_at_copy", "text", "right")

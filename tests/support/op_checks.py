@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -233,16 +234,35 @@ def check_attention(
     sinks: float | None = None,
 ) -> None:
     """`sinks`: each head's is a normal number beside this one."""
-    rng = np.random.default_rng([n, first, heads, kv_heads, dim])
     scale = scale or dim**-0.5
+    (q, k, v, ends), (k_numbers, v_numbers), expected = attention_case(
+        n, first, heads, kv_heads, dim, dtype, scale, window, sinks
+    )
+    rounding = rounding_of_attention(run, dtype, wide(q), [k_numbers], v_numbers, scale, window)
+    assert_agrees("attention", run.attention(q, k, v, scale, ends, window), expected, dtype, rounding)
+
+
+@lru_cache(maxsize=8)  # as many as a test has, which then runs with the next instruction set
+def attention_case(
+    n: int,
+    first: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: str,
+    scale: float,
+    window: int,
+    sinks: float | None,
+) -> tuple[tuple[Array, Array, Array, Array | None], tuple[Array, Array], Array]:
+    """What an op is given, what k and v are, and what is expected."""
+    rng = np.random.default_rng([n, first, heads, kv_heads, dim])
     q = rng.standard_normal((n, heads, dim), dtype=np.float32)
     k, k_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
     v, v_numbers = cached(rng, (first + n, kv_heads, dim), dtype)
     ends = None if sinks is None else rng.standard_normal(heads, dtype=np.float32) + np.float32(sinks)
     wide_ends = None if ends is None else ends.astype(np.float64)
     expected = oracle.ops.attention(q.astype(np.float64), k_numbers, v_numbers, scale, wide_ends, window)
-    rounding = rounding_of_attention(run, dtype, wide(q), [k_numbers], v_numbers, scale, window)
-    assert_agrees("attention", run.attention(q, k, v, scale, ends, window), expected, dtype, rounding)
+    return (q, k, v, ends), (k_numbers, v_numbers), expected
 
 
 def check_latent_attention(run: Any, n: int, first: int, heads: int, rank: int, rope: int, dtype: str) -> None:

@@ -38,7 +38,7 @@ CONTEXT = 512
 LONGEST = 400
 """Tokens of a conversation, which then ends."""
 RECORDS = 200
-"""Answers that are put aside, spread evenly over the run."""
+"""Answers that are put aside to be compared, spread evenly over the run."""
 UNUSED = ("text", "encoder", "renderer")
 """Parts of the plan that nobody asks for here: they are no excuse for others."""
 
@@ -47,6 +47,7 @@ UNUSED = ("text", "encoder", "renderer")
 class Tally:
     requests: int  # to be made
     records: Records
+    compared: int  # answers that are put aside
     until: int = 0
     """Requests after which the clients rest."""
     begun: int = 0
@@ -158,7 +159,7 @@ class Client:
         tally.ended += 1
         tally.done[f"ended by {handle.finish}"] += 1
         tally.done["put aside"] += handle.put_aside
-        wanted = tally.ended * RECORDS // tally.requests
+        wanted = tally.ended * tally.compared // tally.requests
         if handle.finish == "length" and tally.records.count < wanted and request.sampling is not None:
             asked = {"prompt": request.prompt, "count": request.max_tokens}
             how = {"temperature": request.sampling.temperature, "seed": request.sampling.seed}
@@ -181,12 +182,16 @@ def load_at_the_floor(sessions: int) -> moeflux.Model:
 
 
 def soak(
-    requests: int, clients: int = 64, rests: int = RESTS, say: Callable[[str], None] = lambda line: None
+    requests: int,
+    clients: int = 64,
+    rests: int = RESTS,
+    compared: int = RECORDS,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Report:
     start = time.monotonic()
     model = load_at_the_floor(clients)
     with tempfile.TemporaryDirectory() as folder, Records(Path(folder) / "records.json") as records:
-        tally = Tally(requests, records)
+        tally = Tally(requests, records, compared)
         at_rest = []
 
         async def serve(scheduler: Scheduler) -> None:

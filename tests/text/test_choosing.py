@@ -76,7 +76,8 @@ def some_settings(rng: Rng, size: int) -> Sampling:
         return neutral if rng.random() < 0.6 else other
 
     biased = rng.integers(size, size=rng.choice([1, 5, 200]))
-    biases = {int(id): float(rng.choice([-math.inf, -2.0, 0.5, 1e4])) for id in biased[:-1]}
+    values = rng.choice([-math.inf, -2.0, 0.5, 1e4], len(biased) - 1)
+    biases = dict(zip(biased[:-1].tolist(), values.tolist(), strict=True))
     return Sampling(
         temperature=float(rng.choice([0.0, 0.3, 0.7, 1.0, 1.0, 1.0, 2.0, 50.0])),
         top_k=int(mostly(0, rng.choice([1, 2, 20, 1000, 4096, 4097, 9000, 16385, size - 1 if size > 1 else 1]))),
@@ -95,7 +96,9 @@ def check(seed: int, size: int, tokens: int) -> None:
     kind = list(KINDS)[seed % len(KINDS)]
     rows = [KINDS[kind](rng, size).astype(np.float32) for _ in range(tokens)]
     asked = some_settings(rng, size)
-    if any(np.all(np.isneginf([row[id] + asked.logit_bias.get(id, 0) for id in range(size)])) for row in rows[:size]):
+    biases = np.zeros(size)
+    biases[list(asked.logit_bias)] = list(asked.logit_bias.values())
+    if any(np.isneginf(row + biases).all() for row in rows):
         return  # nothing is left
     prompt = rng.integers(size, size=rng.choice([0, 1, 50, 3000])).tolist()
     expected = oracle.choose_tokens(rows, asked, prompt)

@@ -377,9 +377,10 @@ def test_reuse_after_a_restore(models: dict[str, moeflux.Model], name: str, tmp_
 
 @settings(max_examples=25)
 @given(data=st.data())
-def test_any_wandering_is_exact(data: st.DataObject) -> None:
+def test_any_wandering_is_exact(models: dict[str, moeflux.Model], data: st.DataObject) -> None:
     """Texts that share beginnings of all lengths, with borders anywhere, one after the other in one session."""
-    session = WANDERING.session(max_context=256)
+    model = models["qwen3_5_moe"]
+    session = model.session(max_context=256)
     trunk = walk(120, 4)
     for _ in range(data.draw(st.integers(1, 5))):
         tokens = trunk[: data.draw(st.integers(0, 120))] + walk(
@@ -387,10 +388,7 @@ def test_any_wandering_is_exact(data: st.DataObject) -> None:
         )
         borders = data.draw(st.lists(st.integers(0, 160), max_size=4))
         logits, _ = reach(session, tokens, borders)
-        assert logits is not None and np.array_equal(logits.numpy(), from_nothing(WANDERING, tokens))
-
-
-WANDERING = moeflux.load(builtin.path(), threads=2)
+        assert logits is not None and np.array_equal(logits.numpy(), from_nothing(model, tokens))
 
 
 def test_checkpoints_are_made_where_they_are_worth_a_cut() -> None:
