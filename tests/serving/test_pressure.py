@@ -47,7 +47,8 @@ def test_the_youngest_gives_way_and_goes_on_later(
     folder: Folder, alone: dict[str, Alone], name: str, disk: Path | None, pytestconfig: pytest.Config
 ) -> None:
     """Three that grow out of their first block, with blocks for one of them alone."""
-    more_memory = pytestconfig.getoption("--apart")  # which the host and the device exchange states through
+    # Through which the host and a device exchange states.
+    more_memory = pytestconfig.getoption("--apart") or pytestconfig.getoption("--on-cuda")
     model = small(folder(name), 2, 3)
     requests = [ask(seed, 240, max_tokens=40) for seed in (1, 2, 3)]
     gate = Gate()
