@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from golden import checkpoints
+from golden.checkpoints import CHECKPOINTS
 from moeflux import FormatError, QuantFormat, StateError, Variant, oracle
 from moeflux.conversion.synth import SPREAD, noise, popularity, stream, synth, values_of
 from moeflux.conversion.verify import verify
@@ -19,6 +19,7 @@ from moeflux.models.presets import PRESETS
 from moeflux.models.write_config import NOT_IN_CONFIG, config_of
 from moeflux.stores.storage import ConvertFormat
 from moeflux.stores.store import open_store
+from support.agreement import config_of as config_of_checkpoint
 from support.flat import changed
 from support.small_variants import DEEPSEEK, QWEN
 
@@ -28,7 +29,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def tiny_variants() -> list[Variant]:
-    return [variant_from_config(checkpoints.CHECKPOINTS[name]().config) for name in checkpoints.CHECKPOINTS]
+    return [variant_from_config(config_of_checkpoint(name)) for name in CHECKPOINTS]
 
 
 def same_shape(variant: Variant) -> dict[str, object]:
